@@ -1,4 +1,4 @@
-"""The contract of a source and a sink: tables in Arrow, by row group, foreign errors mapped at the edge; what may be asked of one."""
+"""The contract of sources and sinks: Arrow tables read by row group, library errors mapped to ours; checks that connectors share."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from connectors.errors import ColumnError, SourceError
 
 @dataclass(frozen=True, slots=True)
 class RowGroup:
-    """A run of consecutive rows that a source can start reading at without reading what lies before.
+    """Consecutive rows that a source can read without reading the rows before them.
 
     ``row_start`` is the ordinal of its first row in the whole source; a row's ordinal is its ``row_id``.
     """
@@ -29,12 +29,12 @@ class RowGroup:
 class Source(Protocol):
     """A table that does not change while it is read. One reader at a time; `close` frees what it holds.
 
-    Every error of the library beneath is raised as `connectors.errors.SourceError` (or `ColumnError`).
+    Every error of the underlying library is raised as `connectors.errors.SourceError` (or `ColumnError`).
     """
 
     @property
     def name(self) -> str:
-        """What a person calls it: ``docs`` for ``/data/docs.parquet``. Letters, digits and ``-`` only."""
+        """Short name shown to people: ``docs`` for ``/data/docs.parquet``. Letters, digits and ``-`` only."""
 
     @property
     def schema(self) -> pa.Schema: ...
@@ -72,10 +72,10 @@ class Sink(Protocol):
     def write(self, name: str, table: pa.Table, metadata: Mapping[str, str]) -> None: ...
 
     def metadata(self, name: str) -> Mapping[str, str] | None:
-        """What was given to `write` with this part, or None where there is no such part."""
+        """The metadata given to `write` with this part; None if there is no such part."""
 
     def read(self, name: str) -> pa.Table:
-        """All rows. Raises `connectors.errors.DamageError` where they are not as they were written; so does `metadata`."""
+        """All rows. Raises `connectors.errors.DamageError` if they differ from what was written; so does `metadata`."""
 
     def put_aside(self, name: str) -> None:
         """Take a damaged part out of the results, and keep what is left of it beside them."""
@@ -84,7 +84,7 @@ class Sink(Protocol):
 
 
 class Closing:
-    """`close` may be called twice; by itself it does nothing, for what holds nothing open."""
+    """Context manager that calls `close`. `close` may be called twice; here it does nothing."""
 
     def close(self) -> None:
         return
@@ -106,7 +106,7 @@ def listed(names: Sequence[str]) -> str:
 
 
 def check_unique(names: Sequence[str], label: str) -> None:
-    """Raise `SourceError` where a column name occurs twice: nobody could say which one a prompt means."""
+    """Raise `SourceError` if a column name occurs twice: a prompt that names it would be ambiguous."""
     double = [name for name, times in Counter(names).items() if times > 1]
     if double:
         raise SourceError(f"{label} has more than one column named {double[0]!r}; give each column a name of its own")

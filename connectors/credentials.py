@@ -18,15 +18,15 @@ _PLACE = re.compile(r"\$\{([\w-]+)\}")
 
 
 def masked(text: str) -> str:
-    """The text as it may stand in a message: ``***`` for each credential of the addresses in it."""
+    """The text safe for a message: each credential in its addresses becomes ``***``."""
     return _NAMED.sub(lambda found: found["name"] + "=" + _mask(found["value"]), _LOGIN.sub(lambda found: _mask(found["value"]), text))
 
 
-def taken_out(uri: str, reserved: Collection[str] = ()) -> tuple[str, dict[str, str]]:
-    """The address with ``${NAME}`` in place of each credential, and the credentials by that name, which is none of ``reserved``.
+def extract_credentials(uri: str, reserved: Collection[str] = ()) -> tuple[str, dict[str, str]]:
+    """The address with a placeholder ``${NAME}`` for each credential, and the credentials by name. No name is in ``reserved``.
 
-    The whole of ``user:password`` is one. A user alone is none, but over HTTP, where services take a token there. Places that are there
-    already stay: they name a secret of the server's configuration.
+    ``user:password`` is one credential. A user alone is not one, except over HTTP, where services take a token there. Placeholders that are
+    there already stay: they name secrets of the server's configuration.
     """
     values: dict[str, str] = {}
     if _ADDRESS.match(uri) is None:
@@ -49,13 +49,13 @@ def taken_out(uri: str, reserved: Collection[str] = ()) -> tuple[str, dict[str, 
     return _NAMED.sub(named, _LOGIN.sub(login, uri)), values
 
 
-def places(uri: str) -> list[str]:
-    """Names of the secrets that an address wants; a path wants none."""
+def placeholders(uri: str) -> list[str]:
+    """Names of the secrets that an address has placeholders for; a path has none."""
     return _PLACE.findall(uri) if _ADDRESS.match(uri) else []
 
 
-def put_back(uri: str, values: Mapping[str, str]) -> str:
-    """The address that can be opened. Raises `SourceError` for a name without a value."""
+def fill_in(uri: str, values: Mapping[str, str]) -> str:
+    """The address with its placeholders filled in. Raises `SourceError` for a name without a value."""
 
     def value(found: re.Match[str]) -> str:
         if found[1] not in values:
@@ -73,7 +73,7 @@ def without_login(uri: str) -> str:
 
 
 def _is_places(value: str) -> bool:
-    """Whether the value, or the password behind a user's name, is a place."""
+    """Whether the value, or the password after a user's name, is a placeholder."""
     return _PLACE.fullmatch(value.strip("'").rpartition(":")[2]) is not None
 
 

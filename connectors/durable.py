@@ -40,13 +40,13 @@ def storage_error(doing: str, path: Path, error: OSError) -> StorageError:
 
 @contextmanager
 def publish(path: Path, *, keep_first: bool = False) -> Iterator[BinaryIO]:
-    """A file to write to, which stands under ``path`` once the block has ended, replacing what stood there in one step.
+    """A file to write to, which appears as ``path`` when the block ends, atomically replacing any earlier file.
 
-    With ``keep_first`` a file that someone else has put there meanwhile stays, and this one goes away.
+    With ``keep_first`` a file that someone else has put there meanwhile stays, and this one is dropped.
 
-    It is written under a temporary name in the same folder, then synced, renamed, and the folder synced, so that after the block a power
-    cut cannot lose it. Whatever fails, inside the block or here, the temporary file goes away. Raises `StorageError` for the disk's
-    errors, those inside the block too.
+    The file is written under a temporary name in the same folder, synced and renamed, then the folder is synced: after the block a power
+    cut cannot lose it. On any failure the temporary file is removed. Raises `StorageError` for the disk's errors, also for those inside the
+    block.
     """
     temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}-{_machine()}{secrets.token_hex(4)}")
     try:
@@ -84,7 +84,7 @@ def _is_left_over(path: Path, pid: int, machine: str) -> bool:
 
 def _is_alive(pid: int) -> bool:
     try:
-        os.kill(pid, 0)  # signal 0 only asks
+        os.kill(pid, 0)  # signal 0 only checks
     except ProcessLookupError:
         return False
     except (PermissionError, OverflowError):
@@ -93,7 +93,7 @@ def _is_alive(pid: int) -> bool:
 
 
 def _machine() -> str:
-    """Eight hex digits of this host and its space of process ids: a container's process 7 is not the host's."""
+    """Eight hex digits for this host and its PID namespace: process 7 of a container is not the host's."""
     with suppress(OSError):
         return hashlib.sha256(f"{socket.gethostname()} {Path('/proc/self/ns/pid').readlink()}".encode()).hexdigest()[:8]
     return hashlib.sha256(socket.gethostname().encode()).hexdigest()[:8]

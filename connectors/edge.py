@@ -1,4 +1,4 @@
-"""Where errors of the libraries beneath become ours: one line, what failed, on what, and what to do."""
+"""Maps errors of the underlying libraries to ours: one line with what failed, on what, and what to do."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _AWAY_NUMBERS = (
     errno.EHOSTDOWN,
     errno.EPIPE,
 )
-# As Arrow's file systems, whose errors have no number, and fsspec's tell it.
+# Words in the messages of Arrow's file systems, whose errors have no errno, and of fsspec's.
 _AWAY_WORDS = re.compile(
     r"NETWORK_CONNECTION|SLOW_DOWN|SERVICE_UNAVAILABLE|THROTTLING|REQUEST_TIMEOUT|INTERNAL_FAILURE|\bUNAVAILABLE\b|DEADLINE_EXCEEDED"
     r"|time(?:d )?out|could ?n.t (?:connect|resolve)|could not (?:connect|resolve)|name resolution"
@@ -40,7 +40,7 @@ def first_line(error: BaseException) -> str:
 
 
 def shown(uri: str) -> str:
-    """The address as it may stand in a message: without the credentials that an address can hold."""
+    """The address as messages show it: with its credentials masked."""
     return masked(uri)
 
 
@@ -48,7 +48,7 @@ def shown(uri: str) -> str:
 def reading(what: str, kind: str = "Parquet") -> Iterator[None]:
     """Raise `SourceError` naming ``what``, of that kind, for every error of the library calls inside. Wrap nothing else in it.
 
-    `SourceAwayError` where the same may work later.
+    `SourceAwayError` if the same may work later.
 
     It catches `Exception`, because a file system reached through fsspec may raise any class of its own.
     """
@@ -67,7 +67,7 @@ def reading(what: str, kind: str = "Parquet") -> Iterator[None]:
 
 
 def _is_away(error: Exception) -> bool:
-    if isinstance(error, pa.ArrowInvalid):  # of what was read: its message may hold any word of it
+    if isinstance(error, pa.ArrowInvalid):  # about the data read: its message may quote any of it
         return False
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno in _AWAY_NUMBERS or isinstance(error, ConnectionError | TimeoutError)
@@ -77,7 +77,7 @@ def _is_away(error: Exception) -> bool:
 def _refused(what: str, kind: str, error: Exception) -> SourceError:
     if isinstance(error, pa.ArrowInvalid):
         return SourceError(f"{shown(what)} is not {kind}, or is damaged: {_plain(error)}; write it again")
-    if isinstance(error, OSError) and error.errno is None and "://" not in what:  # Arrow's: the bytes are there, and wrong
+    if isinstance(error, OSError) and error.errno is None and "://" not in what:  # Arrow's: the bytes were read, and are wrong
         return SourceError(f"{shown(what)} is damaged: {_plain(error)}; write it again")
     return SourceError(_unread(what, error))
 

@@ -22,7 +22,7 @@ class HarvesterError(Exception):
 
 
 class UsageError(HarvesterError):
-    """The user asked for something that cannot be."""
+    """The request is invalid."""
 
     code = "wrong_use"
     exit_code = 2
@@ -30,27 +30,27 @@ class UsageError(HarvesterError):
 
 
 class SourceError(UsageError):
-    """A file, table or query to read."""
+    """The source (a file, table or query) cannot be used."""
 
     code = "bad_source"
 
 
 class SourceAwayError(SourceError):
-    """A source that cannot be reached for now: a network, or a store that asks for patience."""
+    """A source that cannot be reached for now: a network failure, or a store that throttles."""
 
     code = "source_away"
     http_status = 503
 
 
 class CopyTooLargeError(SourceError):
-    """A source whose rows take more bytes than may be copied for who asks."""
+    """The rows of a source take more bytes than may be copied for this client."""
 
     code = "copy_too_large"
     http_status = 413
 
 
 class ColumnError(UsageError):
-    """A column of the source."""
+    """A column of the source cannot be used."""
 
     code = "bad_column"
 

@@ -1,4 +1,4 @@
-"""Types of columns, to the bottom of their lists and structs."""
+"""Maps column types, down through nested lists and structs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Leaf = Callable[[pa.DataType], pa.DataType]
 
 
 def with_leaves(kind: pa.DataType, leaf: Leaf) -> pa.DataType:
-    """``kind``, with ``leaf`` of every type in it that is no list and no struct. Names and nullability of fields stay."""
+    """``kind`` with ``leaf`` applied to every type in it that is neither list nor struct. Names and nullability of fields stay."""
     if pa.types.is_struct(kind):
         return pa.struct([field.with_type(with_leaves(field.type, leaf)) for field in kind])
     if pa.types.is_fixed_size_list(kind):

@@ -1,4 +1,4 @@
-"""From what a user names to a source: which connector reads it, and one clear error where none can."""
+"""Opens the source that a user names: picks the connector that reads it, or raises one clear error."""
 
 from __future__ import annotations
 
@@ -56,18 +56,19 @@ def open_source(
     rules: SourceRules | None = None,
     max_copied_bytes: int | None = None,
 ) -> Source:
-    """Open what ``uri`` names. The caller closes it.
+    """Open the source at ``uri``. The caller closes it.
 
-    Parquet is read where it lies. Everything else is copied to Parquet in ``snapshot_dir`` (None: a temporary folder until the source is
-    closed), and so is what ``query`` or ``selection`` choose. ``table`` is that of a database, the sheet of a workbook, or the split of a
-    Hugging Face data set. ``query`` goes to the database, or sees other sources as the table ``source``. ``form`` tells what text files
-    do not say themselves. ``fingerprint`` is that of a source opened before with the same
-    ``snapshot_dir``: its copy is used even if the origin changed or went away since; for Parquet it is ignored. ``rules`` bound what is
-    opened for someone else than this program's user, the files that the log of a table format names too; ``max_copied_bytes`` bounds
-    what is copied for them.
+    Parquet is read in place. Everything else, and what ``query`` or ``selection`` choose, is copied to Parquet in ``snapshot_dir`` (None: a
+    temporary folder until the source is closed).
 
-    Raises `SourceError` for what cannot or may not be read: no such path, another kind than its suffix says, no rows, options that do
-    not fit.
+    ``table``: table of a database, sheet of a workbook, or split of a Hugging Face data set. ``query`` runs in the database; other sources
+    are the table ``source`` in it. ``form``: encoding and ragged rows of text files. ``fingerprint``: that of a source opened before with
+    the same ``snapshot_dir``; its copy is used even if the origin changed or went away since; for Parquet it is ignored. ``rules`` limit
+    what is opened for a client other than this program's user, also the files that a table format's log names; ``max_copied_bytes`` limits
+    what is copied for it.
+
+    Raises `SourceError` for what cannot or may not be read: no such path, another kind than its suffix says, no rows, options that do not
+    fit.
     """
     uri, table = _split(uri, table)
     if snapshot_dir is not None and fingerprint is not None and snapshot_path(snapshot_dir, fingerprint).exists():
@@ -111,7 +112,7 @@ def open_source(
 
 
 def _reading(location: Location, table: str | None, told: TextForm) -> Reading | None:
-    """How a folder of a table format is read; None for a folder of plain files."""
+    """The reading of a folder in a table format; None for a folder of plain files."""
     with reading(location.uri):
         form = marks_of(location.files, location.path)
     if form is None:
@@ -135,7 +136,7 @@ def _check_form(told: TextForm, label: str) -> None:
 
 
 def _split(uri: str, table: str | None) -> tuple[str, str | None]:
-    """A table as ``--into`` names it: ``shop.duckdb:docs``, where no file has that whole name."""
+    """Split ``shop.duckdb:docs``, as ``--into`` names a table, into file and table, unless a file has that whole name."""
     match = _TABLE.fullmatch(uri)
     if match is None or "://" in uri or is_attached(uri) or Path(uri).expanduser().exists():
         return uri, table
@@ -145,7 +146,7 @@ def _split(uri: str, table: str | None) -> tuple[str, str | None]:
 
 
 class _Kept:
-    """What is known of an origin whose copy is there: enough, for it is not read again."""
+    """An origin whose copy exists, so that it is not read again."""
 
     def __init__(self, origin: Origin, fingerprint: str) -> None:
         self.origin = origin

@@ -1,4 +1,4 @@
-"""Some rows of a source: those that a condition holds for, a sample of them, the first of them; or what a query makes of all."""
+"""Selected rows of a source: by a condition, a sample or a limit; or the result of a query over all rows."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class SelectedReading:
         self._selection = selection
 
     def fingerprint(self) -> str | None:
-        """Of the source, when it was opened, and of what is chosen."""
+        """Digest of the opened source's fingerprint and the selection."""
         return _digest("selection", self._source, asdict(self._selection))
 
     @contextmanager
@@ -59,7 +59,7 @@ class SelectedReading:
 
 
 class QueriedReading:
-    """What one SELECT makes of an open source, which it knows as the table ``source``, to be copied."""
+    """The result of one SELECT over an open source, to be copied. The source is the table ``source`` in it."""
 
     def __init__(self, origin: Origin, source: Source, query: str) -> None:
         self.origin = Origin(origin.path, None, query)
@@ -68,7 +68,7 @@ class QueriedReading:
         self._query = query
 
     def fingerprint(self) -> str | None:
-        """Of the source, when it was opened, and of the query."""
+        """Digest of the opened source's fingerprint and the query."""
         return _digest("query", self._source, self._query)
 
     @contextmanager
@@ -173,7 +173,7 @@ def _drawn(reader: Any, label: str, stream: _Stream) -> Iterator[pa.RecordBatch]
 
 
 def _taken(source: Source, numbers: Sequence[int]) -> Iterator[pa.RecordBatch]:
-    """The rows of these numbers, which are in order. Reads no group that holds none, and of a group no further than its last."""
+    """The rows with these numbers, which are sorted. Skips groups without any, and reads no group beyond its last one."""
     at = 0
     for group in source.row_groups():
         while at < len(numbers) and numbers[at] < group.row_start + group.row_count:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """``where``: an SQL condition. ``sample``: so many rows, drawn by ``seed``. ``limit``: the first so many. In this order."""
+    """Applied in this order. ``where``: an SQL condition. ``sample``: number of rows drawn with ``seed``. ``limit``: maximum rows."""
 
     where: str | None = None
     sample: int | None = None
@@ -19,6 +19,6 @@ class Selection:
 
     @property
     def label(self) -> str:
-        """How messages call it."""
+        """Name used in messages."""
         given = {"--where": self.where, "--sample": self.sample, "--limit": self.limit}
         return " ".join(f"{option} {value}" for option, value in given.items() if value is not None)

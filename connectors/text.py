@@ -1,4 +1,4 @@
-"""The texts of a column, row by row, with the cells that are no text marked instead of raised; and text that a column can hold."""
+"""The texts of a column, row by row: an invalid cell becomes a `TextProblem`, not an exception. Also text that a column can hold."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def rows(table: pa.Table) -> list[Mapping[str, Any]]:
 def _values(column: pa.ChunkedArray) -> list[Any]:
     try:
         return values(column)
-    except UnicodeDecodeError:  # of one cell, for all of them
+    except UnicodeDecodeError:  # one invalid cell raises for the whole column
         return [_value(column.slice(at, 1)) for at in range(len(column))]
 
 

@@ -13,17 +13,17 @@ from typing import Any
 
 import pyarrow as pa
 
-_OUT = "<value out of range: "  # Arrow's, of times beyond what it can write
-# The ends of DuckDB's dates and timestamps, which it calls so.
+_OUT = "<value out of range: "  # Arrow's text for times that it cannot write
+# The limits of DuckDB's dates and timestamps, and its names for them.
 _ENDS = {limit * sign: word for limit in ((1 << 31) - 1, (1 << 63) - 1) for sign, word in ((1, "infinity"), (-1, "-infinity"))}
 _WHOLE_MICROS = re.compile(r"\.(\d{6})000(?!\d)")
 _A_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 
 
 def values(column: pa.Array | pa.ChunkedArray) -> list[Any]:
-    """As ``to_pylist``, with Python's own times. Where it has none for some of a column (nanoseconds, years beyond 9999), all are ISO text.
+    """As ``to_pylist``, with Python's own times. If it lacks some of a column (nanoseconds, years beyond 9999), all of them are ISO text.
 
-    The same with and without pandas, whose times Arrow takes for nanoseconds where it is installed.
+    The same with and without pandas: where it is installed, Arrow would use its times for nanoseconds.
     """
     try:
         kind = _with_times(column.type, _micro)
@@ -68,7 +68,7 @@ def _with_times(kind: pa.DataType, other: Callable[[pa.DataType], pa.DataType]) 
 
 
 def _iso(value: Any, kind: pa.DataType) -> Any:
-    """A time that Arrow has written, as Python would; a duration, which Arrow counts, as Python writes one."""
+    """Arrow's text of a time, or its count of a duration, in Python's format."""
     if value is None:
         return None
     if isinstance(value, str) and value.startswith(_OUT):
@@ -90,14 +90,14 @@ def _iso(value: Any, kind: pa.DataType) -> Any:
 
 
 def _short(told: str) -> str:
-    """Whole microseconds as Python writes them, whatever stands beside them in the column."""
+    """Drop the nanosecond digits of whole microseconds, as Python writes them, whatever else the column holds."""
     return _WHOLE_MICROS.sub(lambda found: "" if found[1] == "000000" else f".{found[1]}", told)
 
 
 def plain(value: object) -> object:
-    """A value as JSON knows it: dates in ISO form, bytes in base64, intervals as ISO durations, NaN and infinities as null.
+    """A value in JSON's types: dates in ISO form, bytes in base64, intervals as ISO durations, NaN and infinities as null.
 
-    A decimal is a number where JSON's readers, which know doubles, read it exactly; else text. Whole ones of 64 bits are numbers.
+    A decimal is a number if it is whole and fits 64 bits, or if a double holds it exactly; else text.
     """
     match value:
         case float():
@@ -140,7 +140,7 @@ def _interval(value: Any) -> str:
 
 
 def dump(value: object) -> str:
-    """On one line."""
+    """The value as JSON on one line."""
     return json.dumps(plain(value), ensure_ascii=False)
 
 

@@ -1,6 +1,6 @@
 """A Dagster asset that is the results of a job: ``dagster dev -f examples/dagster_asset.py``."""
 
-# Without `from __future__ import annotations`: Dagster reads the types of the function below, and takes no text for them.
+# No `from __future__ import annotations`: Dagster reads the types of the function below, and does not take strings for them.
 import dagster
 
 import harvester
@@ -13,7 +13,7 @@ class Summaries(dagster.Config):
 
 @dagster.asset
 def summaries(context: dagster.AssetExecutionContext, config: Summaries) -> dagster.MaterializeResult:
-    """Results beside the source, as Parquet. Run again over the same file, the same job is found."""
+    """Results beside the source, as Parquet. A second run over the same file finds the same job."""
     with harvester.connect(config.url) as client:
         job = client.submit(config.source, "summarize").watch(progress=False)
         context.log.info("job %s", job.id)

@@ -1,6 +1,6 @@
 """A dbt Python model (``models/summaries.py`` of a project on dbt-duckdb): the upstream table, with a column of answers.
 
-The job is found again where dbt runs the model once more over the same rows.
+If dbt runs the model again over the same rows, the same job is found.
 """
 
 from __future__ import annotations

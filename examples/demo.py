@@ -1,6 +1,6 @@
 """The promise in 100 seconds: a chat alone, then the same chat beside a job over a table, then both in one picture.
 
-Everything goes through the public ways in: `harvester serve`, `submit`, `chat completions`, `sql`. What it made stays in `build/demo`.
+Everything goes through public interfaces: `harvester serve`, `submit`, `chat completions`, `sql`. What it made stays in `build/demo`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def say(line: str) -> None:
 
 
 def harvester(*args: str) -> str:
-    """Run a command of the CLI and return what it prints. It gives way to the server, as if it ran on a machine of its own."""
+    """Run a command of the CLI and return what it prints. Its priority is below the server's, as if it ran on a machine of its own."""
     done = subprocess.run(["nice", sys.executable, "-m", "harvester", *args], capture_output=True, text=True)
     if done.returncode != 0:
         raise SystemExit(f"demo: failed: harvester {' '.join(args)}: {(done.stderr or done.stdout).strip()}")
@@ -70,7 +70,7 @@ class Server:
         raise SystemExit("demo: failed: the server did not start; its logs are in build/demo/state/logs")
 
     def _events(self) -> Any:
-        """What it prints, until it ends. Says what is waited for where it prints nothing."""
+        """The server's events, until it ends. Says what it waits for while there are none."""
         lines: queue.Queue[str | None] = queue.Queue()
 
         def read() -> None:
@@ -103,7 +103,7 @@ class Server:
 
 
 class Teller:
-    """Prints a chat, with how the job stands, every `SAY_EVERY_S`."""
+    """Prints one chat and the progress of the job every `SAY_EVERY_S`."""
 
     def __init__(self) -> None:
         self._said_s = 0.0
@@ -154,7 +154,7 @@ async def coserve(server: Server, table: Path) -> tuple[Seen, dict[str, Any]]:
 
 
 def known_right(job: str) -> int:
-    """Summaries that are what the embedded model's rule says, or its beginning where the task's limit of tokens cut it."""
+    """How many summaries are right by the embedded model's rule; one cut by the task's token limit must be the right one's beginning."""
     rows = json.loads(harvester("sql", "--json", f"select text, output, finish_reason = 'length' as cut from results('{job}')"))
     return sum(lead(row["text"]).startswith(row["output"]) if row["cut"] else lead(row["text"]) == row["output"] for row in rows)
 

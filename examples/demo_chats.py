@@ -19,7 +19,7 @@ Sample = tuple[float, float]  # when it was seen, in seconds of the monotonic cl
 
 
 class Chats:
-    """``told`` is given the question, the TTFT and the text of every chat that ended."""
+    """``told`` is called with the question, the TTFT and the text of every chat that ended."""
 
     def __init__(self, client: httpx.AsyncClient, model: str, told: Callable[[str, float, str], None]) -> None:
         self._client, self._model, self._told = client, model, told
@@ -71,7 +71,7 @@ class Chats:
 
 
 async def _arrivals(answer: httpx.Response) -> AsyncIterator[list[str]]:
-    """The pieces of text that came at once, as often as some came."""
+    """Yields the pieces of text that arrived together, each time some arrive."""
     rest = ""
     async for data in answer.aiter_text():
         *events, rest = (rest + data).split("\n\n")

@@ -11,12 +11,12 @@ from typing import Any
 from demo_chats import Sample, between, quantile
 
 WINDOW_S = 6.0
-P50, P99, PROMISE, HARVEST = "#4477aa", "#ee6677", "#222222", "#228833"  # Paul Tol's bright ones: told apart by all eyes
+P50, P99, PROMISE, HARVEST = "#4477aa", "#ee6677", "#222222", "#228833"  # Paul Tol's bright scheme, safe for colour-blind eyes
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """``tokens``: when, and the tokens of the job until then. ``max_slowdown``: what chat is promised, as a factor of chat alone."""
+    """``tokens``: times, and the job's tokens until then. ``max_slowdown``: the latency promised to chat, as a multiple of chat alone."""
 
     ttft: Sequence[Sample]
     tpot: Sequence[Sample]

@@ -19,7 +19,7 @@ __all__ = ["__version__", "connect", "connect_async"]
 def connect(url: str | None = None, *, api_key: str | None = None) -> Harvester:
     """A client of the server at ``url``. Default: HARVESTER_URL, else http://127.0.0.1:8000; the key: HARVESTER_API_KEY.
 
-    Raises `harvester.api.errors.UnreachableError` where none answers.
+    Raises `harvester.api.errors.UnreachableError` where no server answers.
     """
     from harvester.api.client import Harvester
 

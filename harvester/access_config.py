@@ -1,4 +1,4 @@
-"""The sections of the configuration about who asks: tiers of chat, keys, limits, identity providers."""
+"""Configuration sections on access: service tiers of chat, API keys, limits, identity providers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class TierConfig(Section):
 
 
 class TokenConfig(Section):
-    """JWTs of an identity provider (OpenID Connect) as keys. The `name_claim` owns jobs, the `roles_claim` lists roles of ours."""
+    """Accepts an identity provider's JWTs (OpenID Connect) as keys. `name_claim` names the owner of jobs, `roles_claim` lists our roles."""
 
     issuer: str = Field(min_length=1, description="Issuer that each token must name.")
     audience: str = Field(min_length=1, description="Audience that each token must name: this server, as the provider knows it.")

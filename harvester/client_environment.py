@@ -1,4 +1,4 @@
-"""Where commands and programs find a server, and what they show it: the environment's variables and their defaults."""
+"""Environment variables of clients, with their defaults: server URL, API key and state folder."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def default_state_dir() -> Path:
 
 
 def default_api_key() -> str | None:
-    """Of the server that commands talk to; None where it asks for none."""
+    """``HARVESTER_API_KEY``: the key for the server that commands talk to; None if unset."""
     return os.environ.get("HARVESTER_API_KEY") or None
 
 

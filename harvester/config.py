@@ -23,7 +23,7 @@ ModelName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] 
 
 
 class ServeConfig(ModelConfig):
-    """One deployment: a model, further ones, and what all of them share."""
+    """One deployment: the first model, further models, and the settings that they share."""
 
     models: dict[ModelName, ModelConfig] = Field(
         default_factory=dict, description="Further models, each with replicas of its own, by the name that clients and jobs ask for."
@@ -109,7 +109,7 @@ class ServeConfig(ModelConfig):
         return self
 
     def of(self, name: str) -> ServeConfig:
-        """What the replicas of the further model ``name`` are told: the same deployment, with that model in the place of the first."""
+        """Configuration for the replicas of the further model ``name``: this deployment, with that model in place of the first."""
         own = self.models[name]
         ours = {field: getattr(own, field) for field in ModelConfig.model_fields}
         keys = {"api_key": self.engine["api_key"]} if "api_key" in self.engine else {}
@@ -119,12 +119,12 @@ class ServeConfig(ModelConfig):
 
     @property
     def sleeps(self) -> bool:
-        """Whether one of the models may have no replica."""
+        """Whether any of the models may scale to zero replicas."""
         return any(one.replicas.sleeps for one in (self, *self.models.values()))
 
     @property
     def api_keys(self) -> tuple[str, ...]:
-        """One of these must come with every request to `/v1` and `/api`; none: no key is asked for. As vLLM finds them."""
+        """Every request to `/v1` and `/api` must carry one of these; empty: no key is required. Read where vLLM reads them."""
         given = self.engine.get("api_key") or self.env.get("VLLM_API_KEY") or os.environ.get("VLLM_API_KEY")
         return tuple(str(key) for key in (given if isinstance(given, list | tuple) else [given]) if key)
 
@@ -141,7 +141,7 @@ def _known_keys(model: type[BaseModel], prefix: str = "") -> dict[str, str]:
 
 
 def _keys_beside(place: Sequence[int | str]) -> list[str]:
-    """The keys of the section in which the last of ``place`` stands; a name of the user's, such as a model's, is no key."""
+    """Keys of the section that holds the last part of ``place``. A name that the user chose, such as a model's, is not a key."""
     kinds: list[type[BaseModel]] = [ServeConfig]
     for word in place[:-1]:
         found = [part for kind in kinds if word in kind.model_fields for part in _sections_in(kind.model_fields[str(word)].annotation)]
@@ -170,7 +170,7 @@ def _explain(error: ValidationError, origin: str) -> str:
         wanted = "a number, or a range such as {min: 1, max: 4}" if where.endswith("replicas") else "a section of keys and values"
         return f"{origin}: {where}: give {wanted} (given {first['input']!r})"
     message = first["msg"].removeprefix("Value error, ")
-    named = first["type"] == "value_error"  # of ours, whose message says the value
+    named = first["type"] == "value_error"  # raised by our validators, whose messages state the value
     given = "" if named or isinstance(first["input"], dict) else f" (given {first['input']!r})"
     return f"{origin}: {where + ': ' if where else ''}{message}{given}"
 

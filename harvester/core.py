@@ -1,4 +1,4 @@
-"""Values that every room may import: the two classes of work and how they are ordered."""
+"""Values that every package may import: the two classes of work and their vLLM priorities."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class WorkClass(StrEnum):
 
 
 def tier_of_priority(priority: int) -> ServiceTier:
-    """The tier that a vLLM ``priority`` amounts to."""
+    """Service tier of a request by its vLLM ``priority``."""
     if priority >= PRIORITY_OFFLINE:
         return ServiceTier.FLEX
     return ServiceTier.PRIORITY if priority < PRIORITY_ONLINE else ServiceTier.DEFAULT

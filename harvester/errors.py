@@ -15,22 +15,22 @@
     │   ├── CrossSiteError                a request that another site made a browser send
     │   ├── KeyRefusedError               an API key that is missing or unknown
     │   ├── RoleError                     an API key without the role that is needed
-    │   ├── QuotaError                    an API key that asked more than it may for now
+    │   ├── QuotaError                    an API key that is above its limit for now
     │   └── NotFoundError                 a job, task or file named by the user
     ├── StateError               exit 1   a job is in a state that forbids the change
     ├── StorageError             exit 1   a part, ledger or state folder cannot be written or read
     │   ├── LowDiskError                  the disk has less room than is kept free
     │   ├── OwnerError                    another server has taken over the ledger
     │   ├── ReopenError                   the connection to the ledger broke; it is opened again
-    │   └── DamageError                   it is not as it was written
+    │   └── DamageError                   stored data is not as it was written
     ├── TooManyQueriesError      exit 1   no process is free for a SQL query
     ├── OverloadError            exit 1   a chat request whose first token would come too late
-    ├── BusyError                exit 1   the server does as much of this as it will
+    ├── BusyError                exit 1   the server is at its limit for this kind of work
     ├── EngineError              exit 1   the model or the engine could not do its work
-    │   └── NoReplicaError                no replica is there to do it; one may be starting
+    │   └── NoReplicaError                no replica is up; one may be starting
     └── UnreachableError         exit 3   no server answers
 
-Each room owns the errors that it raises: `connectors.errors` the base, `jobs.errors` those of jobs, this file the rest.
+Each package owns the errors that it raises: `connectors.errors` the base, `jobs.errors` those of jobs, this file the rest.
 A message says what is wrong, with which value, and what to do about it, on one line. No traceback reaches a user unless
 ``--debug`` was given.
 """
@@ -120,7 +120,7 @@ class RoleError(UsageError):
 
 
 class QuotaError(UsageError):
-    """``retry_after_s``: when the same request would pass; ``counted``: requests or tokens."""
+    """``retry_after_s``: seconds until the same request would pass; ``counted``: what the limit counts, requests or tokens."""
 
     code = "rate_limit_exceeded"
     http_status = 429
@@ -132,7 +132,7 @@ class QuotaError(UsageError):
 
 
 class OverloadError(HarvesterError):
-    """``retry_after_s``: when a request is let in again, predicted."""
+    """``retry_after_s``: predicted seconds until a request is let in again."""
 
     code = "overloaded"
     http_status = 429

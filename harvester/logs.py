@@ -1,7 +1,7 @@
-"""The log of a server's processes: lines of text, or one JSON object each, with the numbers of an event as fields.
+"""Logging of a server's processes: text lines, or JSON lines with the values of an event as fields.
 
-A message is written as ``log.warning("slice_storage job=%s slice=%d %s", ...)``: its first word names the event, and what stands behind
-``name=`` is a field. JSON lines take both from there, so that no event is written twice.
+A message is written as ``log.warning("slice_storage job=%s slice=%d %s", ...)``: its first word names the event, and the value after
+``name=`` is a field. JSON lines derive both from the message, so that no event needs a second call.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from pydantic import Field
 
 from jobs.config import Section
 
-FILE = "harvester.jsonl"  # in the folder of logs
-ROOT = "harvester"  # the logger above all of ours
+FILE = "harvester.jsonl"  # in the log folder
+ROOT = "harvester"  # parent of all our loggers
 _EVENT = re.compile(r"[a-z][a-z0-9_]*")
 _PLACE = re.compile(r"(?:(\w+)=)?%(?:[-+ #0]*\d*(?:\.\d+)?)([a-zA-Z%])")
 _CONTEXT: ContextVar[Mapping[str, str]] = ContextVar("_CONTEXT", default=MappingProxyType({}))
 
 
 class LogConfig(Section):
-    """What the server's processes write of what goes on."""
+    """Log format and level of the server's processes."""
 
     format: Literal["text", "json"] = Field(
         default="text", description="text: a line an event; json: an object a line, also in `logs/harvester.jsonl` of the state folder."
@@ -39,7 +39,7 @@ class LogConfig(Section):
 
 @contextmanager
 def about(**fields: str) -> Iterator[None]:
-    """Whatever is logged within the block, and by the tasks that it starts, has these fields."""
+    """Add these fields to all that is logged within the block and by the asyncio tasks that it starts."""
     token = _CONTEXT.set({**_CONTEXT.get(), **fields})
     try:
         yield
@@ -48,9 +48,9 @@ def about(**fields: str) -> Iterator[None]:
 
 
 def write_logs(config: LogConfig, folder: Path, process: str) -> None:
-    """Have this process write its log as ``config`` says. ``folder``: of the logs; ``process``: what it is, such as ``replica``.
+    """Set up the log of this process by ``config``. ``folder``: of the logs; ``process``: its role, such as ``replica``.
 
-    Called again it takes the place of the call before. The file may be rotated by others: it is opened anew where it was moved.
+    A second call replaces the first. Another program may rotate the file: it is reopened once it was moved.
     """
     logger = logging.getLogger(ROOT)
     logger.setLevel(config.level.upper())
@@ -72,7 +72,7 @@ def event_of(record: logging.LogRecord) -> str | None:
 
 
 def fields_of(record: logging.LogRecord) -> dict[str, Any]:
-    """What stands behind ``name=`` in the message: numbers as numbers, all else as text."""
+    """Values after ``name=`` in the message: numbers stay numbers, all else becomes text."""
     given = iter(record.args if isinstance(record.args, tuple) else ())
     found: dict[str, Any] = {}
     for place in _PLACE.finditer(str(record.msg)):

@@ -1,4 +1,4 @@
-"""What a deployment says of one model: its engine, its replicas, and how they share chat and jobs."""
+"""Configuration of one model: its engine, its replicas, and how chat and jobs share them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jobs.config import Section
 
 
 class ShareConfig(Section):
-    """Fixed shares of a replica for offline work: used until the latency model is fitted, or as `schedule` says."""
+    """Fixed shares of a replica for offline work: used until the latency model is fitted, or where `schedule` selects them."""
 
     reserved_slots: int = Field(default=4, ge=0, description="Slots (of `max_num_seqs`) kept free of offline requests.")
     reserved_kv: float = Field(default=0.1, ge=0.0, lt=1.0, description="Share of KV blocks kept free of offline requests.")
@@ -29,7 +29,7 @@ class Objective(Section):
 
 
 class SloConfig(Section):
-    """SLO of online requests. The offline work of each step is sized to meet it (ConServe 4.5). `slo: auto`: no numbers, `max_slowdown`."""
+    """SLO of online requests. The offline work of each step is sized to meet it (ConServe 4.5). `slo: auto`: only `max_slowdown`."""
 
     ttft_slo_ms: float | None = Field(default=None, gt=0.0, description="Time to first token (TTFT), in ms. None: `max_slowdown` holds.")
     tpot_slo_ms: float | None = Field(
@@ -143,7 +143,7 @@ class CheckpointConfig(Section):
 
 
 class ReplicasConfig(Section):
-    """`replicas: 2` is two of them; `replicas: {min: 1, max: 4}` as many as open chats need. Batch work asks for none, unless it may."""
+    """`replicas: 2` is fixed. `{min: 1, max: 4}` follows open chats; it follows jobs only with `jobs`, `at_risk` or `min: 0`."""
 
     min: int = Field(default=1, ge=0, description="Minimum number of replicas. 0: none while nobody chats and no job has rows to do.")
     max: int = Field(default=1, ge=1, description="Maximum number of replicas.")
@@ -177,7 +177,7 @@ class ReplicasConfig(Section):
 
     @property
     def sleeps(self) -> bool:
-        """Whether there may be none: the next chat or job loads the model again."""
+        """Whether it may scale to zero; the next chat or job then loads the model again."""
         return self.min == 0
 
     @property
@@ -186,7 +186,7 @@ class ReplicasConfig(Section):
 
 
 class ModelConfig(Section):
-    """A model: its replicas, their engines, and how they share chat and jobs."""
+    """A model: its replicas, their engines, and how chat and jobs share them."""
 
     model: str | None = Field(default=None, description="Hugging Face id or folder. None: the embedded model.")
     replicas: ReplicasConfig = Field(default=ReplicasConfig(), description="Number of replicas, each with its own engine, or a range.")

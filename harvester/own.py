@@ -1,4 +1,4 @@
-"""Our own `jobs` and `connectors`, wherever the user has packages of the same names.
+"""Makes `import jobs` and `import connectors` find our packages, even where the user has packages of the same names.
 
 A process of harvester calls `claim` before it imports either, so that ours are found before those in the working directory and on
 PYTHONPATH. A process of the user never does: there, `import jobs` stays the user's.
@@ -15,7 +15,7 @@ from types import ModuleType
 
 NAMES = ("jobs", "connectors")
 ROOT = Path(__file__).resolve().parent.parent  # the folder that holds all three packages
-OWN_PATH = Path(__file__).resolve().parent / "own-path"  # two packages that stand for those of ROOT
+OWN_PATH = Path(__file__).resolve().parent / "own-path"  # two stub packages that lead to those of ROOT
 
 
 class OwnPackages:
@@ -26,9 +26,9 @@ class OwnPackages:
 
 
 def claim() -> None:
-    """Make this process one of harvester's: `jobs` and `connectors` are ours from here on, here and in what it starts.
+    """Make this process one of harvester's: from now on `jobs` and `connectors` are ours, here and in processes that it starts.
 
-    Raises `ImportError` where another one was imported before.
+    Raises `ImportError` where another package of either name was imported before.
     """
     if not any(isinstance(finder, OwnPackages) for finder in sys.meta_path):
         sys.meta_path.insert(0, OwnPackages())
@@ -47,7 +47,7 @@ def is_ours() -> bool:
 
 
 def environment(given: Mapping[str, str]) -> dict[str, str]:
-    """Variables by which a started Python finds ours first and leaves its working directory out."""
+    """Variables that make a child Python find our packages first and leave its working directory out of the search."""
     rest = [entry for entry in given.get("PYTHONPATH", "").split(os.pathsep) if entry and entry != str(OWN_PATH)]
     return {"PYTHONPATH": os.pathsep.join([str(OWN_PATH), *rest]), "PYTHONSAFEPATH": "1"}
 

@@ -1,7 +1,7 @@
-"""Free TCP ports of this machine, to be listened on some seconds later.
+"""Picks free TCP ports on which a server will listen some seconds later.
 
-A port that the system picks (bind to port 0) lies among those it also gives to every outgoing connection and to Ray's own processes, and a
-server takes seconds to come to listening: by then it may be gone. The ports here lie below that range.
+A port that the system picks (bind to port 0) is from the range that it also gives to outgoing connections and to Ray's own processes. A
+server starts listening seconds later: by then such a port may be taken. The ports here lie below that range.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import socket
 SERVERS = range(10_000, 20_000)
 REPLICAS = range(20_000, 30_000)  # of servers with more than one listener: a range of `RANGE_PORTS` for each
 RANGE_PORTS = 100
-LOOKED_AT = 10  # of a range: its ports are taken from the first on
+LOOKED_AT = 10  # first ports of a range that are probed: its ports are used from the first on
 
 
 def free_port() -> int:
-    """One that nobody listens on now; two that ask at once are unlikely to get the same. Raises `OSError` where none is left."""
+    """A port that nobody listens on now; two concurrent callers are unlikely to get the same. Raises `OSError` where none is left."""
     for port in random.sample(SERVERS, len(SERVERS)):
         if _is_free(port):
             return port
@@ -24,8 +24,10 @@ def free_port() -> int:
 
 
 def free_range(wished: int) -> range:
-    """`RANGE_PORTS` ports for one server's replicas: two servers in one range would answer for each other, as replicas share ports.
-    ``wished`` picks where to begin; a range in use, whose first or last port is taken, is passed over."""
+    """`RANGE_PORTS` ports for one server's replicas. Replicas share ports, so two servers in one range would answer for each other.
+
+    ``wished``: where the search begins. A range counts as in use, and is skipped, where one of its first ports or its last is taken.
+    """
     count = len(REPLICAS) // RANGE_PORTS
     starts = [REPLICAS[(wished + step) % count * RANGE_PORTS] for step in range(count)]
     ranges = [range(first, first + RANGE_PORTS) for first in starts]

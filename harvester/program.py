@@ -1,4 +1,4 @@
-"""Where the program begins: its own packages first, then what it was asked."""
+"""Entry point: makes our own packages importable, then runs the command line."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 @contextmanager
 def ending_at_once() -> Iterator[None]:
-    """Let Ctrl-C end the process itself while modules are loaded: some of them catch every exception. For the main thread."""
+    """Let Ctrl-C exit the process at once while modules load, since some of them catch every exception. Main thread only."""
     before = signal.signal(signal.SIGINT, lambda *_: os._exit(130))
     try:
         yield

@@ -1,7 +1,7 @@
-"""How late the kernel may wake a sleeping thread (Linux: timer slack), so that those who sleep beside each other wake together.
+"""Linux timer slack: how late the kernel may wake a sleeping thread, so that the wake-ups of several threads coincide.
 
-Ray's processes wake a hundred times a second each to see whether there is anything to do. On few cores, every time costs whoever computes
-there: measured on two, an idle Ray cluster made a step of the model 5% longer. What another process sends still wakes at once.
+Each of Ray's processes polls for work a hundred times a second. On few cores each wake-up takes time from the threads that compute:
+measured on two cores, an idle Ray cluster made a step of the model 5% longer. A message from another process still wakes a thread at once.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ PR_SET_TIMERSLACK, PR_GET_TIMERSLACK = 29, 30  # include/uapi/linux/prctl.h
 
 
 def set_timer_slack(seconds: float) -> None:
-    """Of the calling thread, and of the threads and processes that it starts from now on. Elsewhere than on Linux nothing happens."""
+    """Set the slack of the calling thread, and of threads and processes that it starts from now on. Does nothing outside Linux."""
     if sys.platform == "linux":
         with suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, ctypes.c_ulong(max(1, round(seconds * 1e9))), 0, 0, 0)
 
 
 def timer_slack_s() -> float | None:
-    """Of the calling thread, seconds; None where the system does not tell."""
+    """Timer slack of the calling thread in seconds; None where the system does not report it."""
     if sys.platform == "linux":
         with suppress(OSError, AttributeError):
             return float(ctypes.CDLL(None).prctl(PR_GET_TIMERSLACK, 0, 0, 0, 0)) / 1e9
@@ -32,7 +32,7 @@ def timer_slack_s() -> float | None:
 
 @contextmanager
 def patient_children() -> Iterator[None]:
-    """What is started in here may be woken `PATIENT_S` late."""
+    """Threads and processes started within the block may be woken up to `PATIENT_S` late."""
     before_s = timer_slack_s()
     set_timer_slack(PATIENT_S)
     try:

@@ -1,4 +1,4 @@
-"""OpenTelemetry traces: where they are sent, and the tracer of a process. Nothing of it is imported where no collector is named."""
+"""OpenTelemetry traces: where they are sent, and the tracer of a process. The library is imported only where a collector is configured."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jobs.config import Section
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
 
-EXPORT_S = 5.0  # that one try to reach the collector takes at the longest
+EXPORT_S = 5.0  # timeout of one export to the collector
 _providers: list[Any] = []  # of this process
 
 
@@ -27,7 +27,7 @@ class TraceConfig(Section):
 
 
 def variables(config: TraceConfig) -> dict[str, str]:
-    """OpenTelemetry's own variables, which vLLM's processes read too; none without a collector."""
+    """OpenTelemetry's own environment variables, which vLLM's processes read too; none without a collector."""
     if config.endpoint is None:
         return {}
     return {
@@ -40,7 +40,7 @@ def variables(config: TraceConfig) -> dict[str, str]:
 
 
 def tracer_of(config: TraceConfig, process: str) -> Tracer | None:
-    """Of this process; None without a collector. One that does not answer slows nothing: spans wait in a queue of bounded length.
+    """Tracer of this process; None without a collector. A collector that does not answer slows nothing: spans wait in a bounded queue.
 
     Sets `variables`, unless the user has set them.
     """
@@ -61,9 +61,9 @@ def tracer_of(config: TraceConfig, process: str) -> Tracer | None:
 
 
 def flush() -> None:
-    """Send the spans that wait in this process, vLLM's too: they leave every five seconds, and Ray ends its processes without a goodbye.
+    """Send the queued spans of this process, vLLM's too: they are sent every five seconds, and Ray ends its processes without notice.
 
-    A collector that does not answer holds it up for `EXPORT_S`, and as long as vLLM's own exporter waits.
+    A collector that does not answer blocks this call for `EXPORT_S`, plus the time that vLLM's own exporter waits.
     """
     if not _providers:
         return

@@ -104,7 +104,7 @@ class SourcesConfig(Section):
         return self
 
     def with_roots(self, here: Path | None) -> SourcesConfig:
-        """With ``here`` as the only root where none are listed, unless that is the whole disk."""
+        """A copy with ``here`` as the only root if no roots are configured; with no root where ``here`` is None or the whole disk."""
         if self.roots is not None:
             return self
         return self.model_copy(update={"roots": () if here is None or here == Path(here.anchor) else (str(here),)})

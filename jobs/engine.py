@@ -14,11 +14,11 @@ Message = dict[str, str]  # {"role": "system" | "user" | "assistant", "content":
 
 @dataclass(frozen=True, slots=True)
 class Rendering:
-    """How the model's chat template is to write a conversation down.
+    """How the model's chat template renders a conversation.
 
-    ``thinking_tokens``: most tokens of thinking before the answer; 0: it answers at once. ``template_kwargs``: more of its arguments.
-    ``is_plain``: without the template, the only message as it is. Such a prompt is embedded. ``images``: data: URLs or addresses of what
-    the user's first message shows before its text.
+    ``thinking_tokens``: maximum tokens of thinking before the answer; 0: no thinking. ``template_kwargs``: further template arguments.
+    ``is_plain``: no template, the prompt is the text of the only message; used for embedding. ``images``: data: URLs or addresses of the
+    images that the first user message shows before its text.
     """
 
     thinking_tokens: int = 0
@@ -32,7 +32,7 @@ PLAIN = Rendering()
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A conversation to answer, in the words of a task. At most one of ``choices`` and ``json_schema`` is set.
+    """A conversation to answer, built from a task. At most one of ``choices`` and ``json_schema`` is set.
 
     ``max_tokens``: of answer and thinking together; 0: the prompt is to be embedded. ``adapter``: name of the LoRA adapter that answers.
     """
@@ -56,7 +56,7 @@ class ApiCall:
 
 @dataclass(frozen=True, slots=True)
 class RowRequest:
-    """What one row asks of the engine at once; a row may ask several times."""
+    """One request of a row to the engine; a row may make several."""
 
     request_id: str
     content: Prompt | ApiCall
@@ -65,10 +65,10 @@ class RowRequest:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """The answer to a `RowRequest`. ``text``: of an `ApiCall` the response's body, JSON text, whatever the status; of an embedding
-    a JSON list of numbers.
+    """The answer to a `RowRequest`.
 
-    ``reasoning``: what a `Prompt` was answered with before ``text``, where the model thought; None: it did not.
+    ``text``: the answer; for an `ApiCall` the response body as JSON text, whatever the status; for an embedding a JSON list of numbers.
+    ``reasoning``: the model's thinking before it answered a `Prompt`; None where it did not think.
     """
 
     text: str
@@ -79,7 +79,7 @@ class Completion:
 
 
 class RowError(Exception):
-    """This row cannot be answered, however often it is tried: it ends with ``status`` error. Others go on."""
+    """Permanent failure of one row, which ends with ``status`` error. Other rows go on."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -88,7 +88,7 @@ class RowError(Exception):
 
 
 class EngineGone(Exception):
-    """The engine died under the request. Says nothing about the row: it is computed again elsewhere."""
+    """The engine died during the request. This says nothing about the row, which is computed again elsewhere."""
 
 
 class RowEngine(Protocol):
@@ -111,8 +111,8 @@ class RowEngine(Protocol):
         """Tokens of the rendered chat prompt. Never blocks the event loop."""
 
     async def complete(self, request: RowRequest) -> Completion:
-        """Answer one request as offline work; an `ApiCall` in full: tools, response_format, logprobs, n.
+        """Answer one request as offline work. An `ApiCall` may use all that its endpoint takes: tools, response_format, logprobs, n.
 
-        An `ApiCall` that cannot work is answered with its HTTP status, a `Prompt` that can never work raises `RowError`. Raises
+        An `ApiCall` that cannot work gets a response with its HTTP error status; a `Prompt` that can never work raises `RowError`. Raises
         `EngineGone` when the engine is lost. Cancelling the awaiting task aborts the request in the engine.
         """

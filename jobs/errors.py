@@ -9,13 +9,13 @@ from connectors.errors import HarvesterError, StorageError, UsageError
 
 
 class TaskError(UsageError):
-    """A task, its template, its options or its schema."""
+    """A task, its template, its options or its schema is invalid."""
 
     code = "bad_task"
 
 
 class QueryError(UsageError):
-    """A SQL query."""
+    """A SQL query is refused or fails."""
 
     code = "bad_query"
 
@@ -49,7 +49,7 @@ class TooLargeError(ParameterError):
 
 
 class NotFoundError(UsageError):
-    """A job, task or file named by the user."""
+    """The job, task or file that the user named does not exist."""
 
     code = "not_found"
     http_status = 404
@@ -63,7 +63,7 @@ class StateError(HarvesterError):
 
 
 class LowDiskError(StorageError):
-    """The disk has less room than is kept free."""
+    """The disk has less free space than the configured minimum."""
 
     code = "low_disk"
     http_status = 503
@@ -77,7 +77,7 @@ class OwnerError(StorageError):
 
 
 class ReopenError(StorageError):
-    """The connection to the ledger broke, and with it what is known of the last change: open the ledger again."""
+    """The connection to the ledger broke, so it is unknown whether the last change was committed: open the ledger again."""
 
     code = "reopen"
     http_status = 503
@@ -90,7 +90,7 @@ class EngineError(HarvesterError):
 
 
 def did_you_mean(given: str, known: Iterable[str], what: str) -> str:
-    """The end of a message about a name that is not there: the nearest one, or all ``known`` where none is near, as ``what``."""
+    """End of a message about an unknown name: suggests the nearest one; where none is near, lists all ``known``, introduced by ``what``."""
     names = list(known)
     folded = {name.casefold(): name for name in names}
     near = difflib.get_close_matches(given.casefold(), folded, n=1)

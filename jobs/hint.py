@@ -1,4 +1,4 @@
-"""How a job's requests stand among offline ones: decided in the ledger, carried by each request, read by the engine's scheduler."""
+"""Scheduling hint of a job's requests: decided in the ledger, carried by each request, read by the engine's scheduler."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ ARGS = (
     "share",
     "above_slo",
     "answer_tokens",
-)  # of a request's extra arguments: said by jobs alone, never by a chat client
+)  # keys of a request's extra arguments that only jobs may set, never a chat client
 MIN_WEIGHT = 1e-6
 MAX_SHARE = 0.9
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What the jobs of a model ask for: ``has_work``, rows to do; ``is_late``, more than their share, since one may miss its deadline."""
+    """Demand of a model's jobs. ``has_work``: rows are left to do; ``is_late``: a job may miss its deadline without more than its share."""
 
     has_work: bool = False
     is_late: bool = False
@@ -35,10 +35,10 @@ class SchedulingHint:
     job: str = ""  # id; empty for a chat request of tier flex
     window: int = 0  # of the job's rows: requests of one window may run in any order, windows run in theirs
     weight: float = 1.0  # the job's own
-    boost: float = 1.0  # times its weight, for its deadline
+    boost: float = 1.0  # factor on the weight, because of the deadline
     share: float = 0.0  # of slots and KV, guaranteed for its deadline
     above_slo: bool = False  # the share holds even where chat's SLO then does not
-    answer_tokens: int | None = None  # that half of the task's rows so far did not exceed; None: too few are known
+    answer_tokens: int | None = None  # median answer length of the task's rows so far; None: too few are known
 
     @property
     def total_weight(self) -> float:
@@ -58,7 +58,7 @@ class SchedulingHint:
 
     @classmethod
     def from_args(cls, args: Mapping[str, object]) -> SchedulingHint:
-        """What `to_args` gave. Numbers are brought within their bounds, anything else counts as not given."""
+        """The inverse of `to_args`. Numbers are clamped to their bounds; any other value counts as not given."""
         job, window, weight, share, above_slo, answer = (args.get(name) for name in ARGS)
         return cls(
             job="" if job is None else str(job),
@@ -71,7 +71,7 @@ class SchedulingHint:
 
 
 def without_hint(args: Mapping[str, Any]) -> dict[str, Any]:
-    """Extra arguments of a request that is no job's: what only jobs may say is left out."""
+    """Extra arguments of a request that belongs to no job, without those that only jobs may set."""
     return {name: value for name, value in args.items() if name not in ARGS}
 
 
@@ -79,4 +79,4 @@ def _bounded(value: object, low: float, high: float, otherwise: float) -> float:
     return min(max(float(value), low), high) if isinstance(value, int | float) and math.isfinite(value) else otherwise
 
 
-EVEN = SchedulingHint()  # of no job, with the weight of any other
+EVEN = SchedulingHint()  # for requests of no job: weight 1, as a job has by default

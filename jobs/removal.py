@@ -16,7 +16,7 @@ from jobs.storage.folder import StateFolder
 from jobs.storage.inputs import has_rows, kept_input
 
 _ASIDE = ".staging-removed-"
-BATCH = "batch_"  # ids of jobs that are rows of an OpenAI batch
+BATCH = "batch_"  # prefix of the ids of jobs that run an OpenAI batch
 
 
 def check_removable(view: JobView) -> None:
@@ -26,22 +26,22 @@ def check_removable(view: JobView) -> None:
 
 
 def is_of_batch(folder: StateFolder, job_id: str) -> bool:
-    """Whether the job is of a batch whose client has not let it go: the batch's rows are there, or may be asked for.
+    """Whether the job runs a batch that its client still needs: the batch's rows are there.
 
-    `jobs.batches.controller` removes them soon after the client's files. Raises `StorageError`.
+    `jobs.batches.controller` removes these rows soon after the client has deleted its files. Raises `StorageError`.
     """
     return job_id.startswith(BATCH) and has_rows(folder, job_id)
 
 
 def old_jobs(views: Iterable[JobView], before_s: float) -> list[JobView]:
-    """Those that ended before."""
+    """The jobs that ended before ``before_s``."""
     return [view for view in views if view.state in ENDED and view.ended_at_s and view.ended_at_s < before_s]
 
 
 def set_aside(jobs: Path, job_id: str) -> None:
-    """Take the job's folder out of ``jobs``, the folder of all, in one step; the name is one that a server that starts sweeps away.
+    """Rename the job's folder within ``jobs``, the folder of all jobs, to a name that every starting server deletes.
 
-    The ledger calls it, before it forgets the job: one that dies in between is removed at the next try. Raises `StorageError`.
+    The ledger calls it before it forgets the job. If it dies in between, the next try removes the job. Raises `StorageError`.
     """
     own = jobs / job_id
     try:
@@ -52,9 +52,9 @@ def set_aside(jobs: Path, job_id: str) -> None:
 
 
 def note_removal(folder: StateFolder, job_id: str, source: str) -> None:
-    """Write into the storage, if there is one, that the job is being removed: `begun_removals` tells of it until `forget_removal`.
+    """Note in the storage, if there is one, that the job is being removed. `begun_removals` lists it until `forget_removal`.
 
-    Raises `StorageError`; so does what reads or forgets it.
+    All three raise `StorageError`.
     """
     if folder.mirror is not None:
         folder.mirror.put(_note_of(folder, job_id), json.dumps([job_id, source]).encode())
@@ -78,13 +78,13 @@ def _note_of(folder: StateFolder, job_id: str) -> Path:
 
 
 def remove_files(folder: StateFolder, job_id: str, source: str, other_sources: Iterable[str]) -> None:
-    """Delete what was set aside, and the job's uploaded or piped source unless one of ``other_sources`` lies there.
+    """Delete the job's folder, where it was set aside too, and its uploaded or piped source unless one of ``other_sources`` is in it.
 
     Raises `StorageError` where the storage does not answer.
     """
     for aside in folder.jobs.glob(f"{_ASIDE}{job_id}-*"):
         shutil.rmtree(aside, ignore_errors=True)
-    gone = [folder.jobs / job_id]  # here where the ledger is elsewhere, and in the storage
+    gone = [folder.jobs / job_id]  # still there where the ledger is elsewhere, and in the storage
     kept = kept_input(folder, source)
     if kept is not None and not any(Path(other).is_relative_to(kept) for other in other_sources):
         gone.append(kept)

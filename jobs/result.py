@@ -38,7 +38,7 @@ RESULT_NAMES = frozenset({ROW_ID, *(field.name for field in _ENDING)})  # every 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One finished row. ``values`` holds the task's fields (JSON values only); for an error none, or what was answered all the same."""
+    """One finished row. ``values`` holds the task's fields (JSON values only); for an error it is empty or holds what was answered."""
 
     row_id: int
     values: Mapping[str, object]
@@ -69,7 +69,7 @@ class Row:
 
 
 def kept_names(source_schema: pa.Schema, keep: Sequence[str], task: Task) -> dict[str, str]:
-    """Result column of each kept input column: its own name, or ``input_NAME`` where that is a result column's, or another kept one's.
+    """Maps each kept input column to its name in the results: its own, or ``input_NAME`` where another result column has that name.
 
     Names are compared without regard to case, as SQL compares them.
     """
@@ -87,7 +87,7 @@ def kept_names(source_schema: pa.Schema, keep: Sequence[str], task: Task) -> dic
 
 
 def result_schema(source_schema: pa.Schema, keep: Sequence[str], task: Task) -> pa.Schema:
-    """``row_id``, the kept input columns, the task's fields, then how the row went."""
+    """``row_id``, the kept input columns, the task's fields, then status, usage and times of the row."""
     kept = [source_schema.field(name).with_name(result) for name, result in kept_names(source_schema, keep, task).items()]
     inputs = [pa.field(field.name, field.type) for field in kept]
     return pa.schema([pa.field(ROW_ID, pa.int64()), *inputs, *result_fields(task), *_ENDING])
@@ -134,7 +134,7 @@ def _input(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
 
 
 def answer_lengths(rows: Sequence[Row]) -> tuple[Counted, ...]:
-    """Of the rows that were answered by one request: what others of the same prompt length will take."""
+    """Lengths of the rows that one request answered, to predict other rows with prompts of the same length."""
     return counted((row.usage.prompt_tokens, row.usage.output_tokens) for row in rows if row.status == "ok" and row.requests == 1)
 
 

@@ -1,4 +1,4 @@
-"""The frozen values of a job: what was asked, what was resolved, how it is cut, and how it stands."""
+"""Frozen models of a job: the request, the resolved spec, its slices and leases, and the view that the API shows."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class SourceSpec(Frozen):
     ragged: bool = Field(default=False, description="Take rows of CSV that are shorter or longer than the header.")
 
     def choices(self) -> Choices:
-        """What `connectors.open.open_source` takes beside the address."""
+        """Keyword arguments of `connectors.open.open_source`, which takes the address beside them."""
         return Choices(
             table=self.table,
             query=self.query,
@@ -159,12 +159,12 @@ class JobSpec(Frozen):
     deadline_at_s: float | None = Field(default=None, description="Unix time at which the job expires. None: never.")
 
     def hint(self) -> SchedulingHint:
-        """What its requests tell the scheduler where nothing was decided for its deadline."""
+        """Hint of the job's requests as long as no boost or share was decided for its deadline."""
         return SchedulingHint(job=self.id, weight=self.weight)
 
 
 class SliceSpec(Frozen):
-    """A run of rows of one row group: the unit of a lease and of a part."""
+    """Consecutive rows of one row group: the unit of leasing. Each slice has one part."""
 
     slice_id: int = Field(ge=0)
     group_index: int = Field(ge=0)
@@ -217,7 +217,7 @@ class PartStats(Usage, RowCounts):
 
 
 class LeaseProgress(Frozen):
-    """A heartbeat's word about one lease, since it was given."""
+    """Progress on one lease since it was granted, as a heartbeat reports it."""
 
     lease_id: str
     rows_done: int = 0

@@ -1,4 +1,4 @@
-"""The states of a job and of a slice, and the only table of what may follow what."""
+"""The states of a job and of a slice, and the one table of allowed transitions."""
 
 from __future__ import annotations
 

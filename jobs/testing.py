@@ -29,7 +29,7 @@ def last_line(prompt: Prompt) -> str:
 
 
 def last_content(call: ApiCall) -> str:
-    """The default script of requests: the content of the last message, or the prompt."""
+    """The default script of API calls: the content of the last message, or the prompt."""
     messages = call.body.get("messages")
     return str(messages[-1].get("content", "")) if messages else str(call.body.get("prompt", ""))
 
@@ -43,13 +43,14 @@ class Refused(Exception):
 
 
 class ScriptedEngine:
-    """Implements `jobs.engine.TokenEngine`: ``answer`` gives each prompt's text at once, or raises what `Engine.complete` may raise;
-    ``reply`` the content of the response to each call, or raises `Refused`. ``hear`` is given each request before that; ``think`` gives
-    what stands before the answer to a prompt that thinks.
+    """A `jobs.engine.RowEngine` that follows a script. Used from one event loop.
 
-    To a prompt that is embedded ``answer`` gives a JSON list, which is not cut. Another text of more than ``max_tokens`` tokens is cut
-    there and ends with "length". Each completion takes ``delay_s`` and, after `hold`, until `go_on`; `die` ends it with `EngineGone`, and
-    every later one too. Used from one event loop.
+    ``answer`` gives each prompt's text, or raises what `RowEngine.complete` may raise. ``reply`` gives the content of the response to each
+    API call, or raises `Refused`. ``hear`` gets each request before that. ``think`` gives the thinking before the answer to a prompt.
+
+    For an embedding ``answer`` gives a JSON list, which is not cut. Any other text of more than ``max_tokens`` tokens is cut there and
+    ends with "length". Each completion takes ``delay_s`` and, after `hold`, waits for `go_on`. After `die` it raises `EngineGone`, and so
+    does every later one.
     """
 
     def __init__(
@@ -242,8 +243,8 @@ class DirectLedger:
     async def keep(self, lease_id: str, stats: PartStats) -> bool:
         return self.ledger.keep(lease_id, stats, self._now_s())
 
-    async def doubt(self, job_id: str, slice_id: int) -> None:
-        self.ledger.doubt(job_id, slice_id, self._now_s())
+    async def reopen_slice(self, job_id: str, slice_id: int) -> None:
+        self.ledger.reopen_slice(job_id, slice_id, self._now_s())
 
     async def fail(self, job_id: str, message: str) -> None:
         self.ledger.fail(job_id, message, self._now_s())

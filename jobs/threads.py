@@ -1,4 +1,4 @@
-"""Work in a thread whose result must not be lost where nobody waits for it any more."""
+"""Runs work in a thread and cleans its result up if the awaiting task was cancelled meanwhile."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ T = TypeVar("T")
 
 
 async def in_thread(threads: ThreadPoolExecutor, work: Callable[[], T], unmake: Callable[[T], object] | None = None) -> T:
-    """What ``work`` gives. Where the wait is cancelled, work that has not begun is dropped; of what has, ``unmake`` gets the result.
+    """The result of ``work``, which runs in one of ``threads``.
 
-    ``unmake`` runs in one of ``threads`` too.
+    If the awaiting task is cancelled, work that has not begun is dropped. Work that has begun goes on to its end, and ``unmake`` then gets
+    its result, also in one of ``threads``.
     """
     lock, is_gone, made = threading.Lock(), False, list[T]()
 

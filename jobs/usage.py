@@ -1,4 +1,4 @@
-"""What answering takes: the one record of tokens, from a request in the engine to the view of a job."""
+"""Token usage: one record for all levels, from a request in the engine to the view of a job."""
 
 from __future__ import annotations
 

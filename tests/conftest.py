@@ -29,13 +29,13 @@ _HERE = Path(__file__).parent
 
 
 class _Wall(MetaPathFinder):
-    """Asked first for every module that is not imported yet. ``inside`` names the pure file or folder in work now."""
+    """Import hook that fails a pure test which imports a heavy package. ``inside`` names the pure file or folder being tested."""
 
     inside: str | None = None
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
         if self.inside is not None and name.partition(".")[0] in HEAVY:
-            # Not an ImportError, which a library that can do without would swallow.
+            # Not an ImportError: a library for which the package is optional would swallow it.
             pytest.fail(f"{self.inside} imports {name}: the pure suite runs in seconds, without {', '.join(sorted(HEAVY))}", pytrace=False)
 
     def enter(self, path: Path) -> None:

@@ -2,7 +2,7 @@
 
     python tools/browser.py
 
-Standard library only. Fails never: where none can be had, says so, and the tests that need one are skipped with the same reason.
+Standard library only. It never fails: where no Chromium can be had, it says so, and the tests that need one are skipped with that reason.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ COMPARE: dict[str, Callable[[Any, Any], bool]] = {
 }
 SIGNS = {"<=": "≤ ", ">=": "≥ ", "==": "", "within": ""}
 HEAD = "| figure | value | goal | verdict |\n|---|---|---|---|\n"
-ZEROS = re.compile(r"\.0+(?=\D|$)|(\.\d*?[1-9])0+(?=\D|$)")  # that end a number after its point
+ZEROS = re.compile(r"\.0+(?=\D|$)|(\.\d*?[1-9])0+(?=\D|$)")  # trailing zeros of a decimal fraction
 VERDICTS = {True: "met", False: "**missed**", None: ""}
 
 
@@ -62,7 +62,7 @@ def _digits(number: float) -> str:
 
 
 def goal_of(result: Any, goal: str) -> tuple[str, Any]:
-    """Comparison and bound of a goal such as ``<= 1.1`` or ``within 0.9 1.1``; a bound that is no number is a place in the same result."""
+    """Comparison and bound of a goal such as ``<= 1.1`` or ``within 0.9 1.1``; a bound that is not a number is a place in the result."""
     comparison, bound = goal.split(maxsplit=1)
     if comparison == "within":
         return comparison, [yaml.safe_load(word) for word in bound.split()]
@@ -81,7 +81,7 @@ def judged(result: Any, value: Any, goal: str | None) -> bool | None:
 
 
 def cells(result: Any, figure: dict[str, Any]) -> tuple[str, str, str]:
-    """Value, goal and verdict of one figure, as the page shows them; without a verdict where an ``optional`` one was not measured."""
+    """Value, goal and verdict of one figure, as the page shows them. An ``optional`` figure that was not measured has no verdict."""
     if figure.get("optional") and not _has(result, figure["at"]):
         return "not measured", "", ""
     value, unit, goal = value_at(result, figure["at"]), figure.get("unit"), figure.get("goal")
@@ -95,7 +95,7 @@ def cells(result: Any, figure: dict[str, Any]) -> tuple[str, str, str]:
 
 
 def _has(result: Any, place: str) -> bool:
-    """Whether the result has a value there: earlier ones lack what came later, and a short run may have nothing to measure."""
+    """Whether the result has a value at ``place``. Older results lack newer figures, and a short run may measure nothing there."""
     try:
         return value_at(result, place) is not None
     except (KeyError, IndexError, TypeError):
@@ -112,7 +112,7 @@ def _spread(result: Any, place: str | None) -> str:
 
 
 def origin(result: Any, file: str, model: str = "no model: a scripted engine") -> str:
-    """Where a result comes from: machine, model, commit, day, command, and what weakens it. ``model``: where the result names none."""
+    """Where a result comes from: machine, model, commit, day, command, and its caveats. ``model`` stands in where the result names none."""
     machine, model = result["machine"], result["model"] or model
     commit, is_dirty = str(result["commit"]).removesuffix("-dirty")[:10], str(result["commit"]).endswith("-dirty")
     marks = ["**short run (`--quick`)**"] * result["arguments"]["quick"] + ["**made with uncommitted changes**"] * is_dirty
@@ -143,7 +143,7 @@ def section(part: dict[str, Any]) -> str:
 
 
 def grid(result: Any, table: dict[str, Any]) -> str:
-    """A table of one row a figure and one column a point of the result; a cell that misses its goal says so."""
+    """A table with a row for each figure and a column for each point of the result. A cell that misses its goal says so."""
     columns = columns_of(result, table)
     text = f"| | {' | '.join(columns)} | goal |\n|---{'|---' * len(columns)}|---|\n"
     for row in table["rows"]:
@@ -154,7 +154,7 @@ def grid(result: Any, table: dict[str, Any]) -> str:
 
 
 def columns_of(result: Any, table: dict[str, Any]) -> dict[str, str]:
-    """Places by heading. A list of places has its headings from the points there, by ``heading``; the result may lack the later ones."""
+    """Places by heading. A list of places gets headings from its points, by ``heading``; places that the result lacks are left out."""
     columns: dict[str, str] | list[str] = table["columns"]
     if isinstance(columns, dict):
         return columns
@@ -167,7 +167,7 @@ def load(file: str) -> Any:
 
 
 def sections(table: dict[str, Any]) -> list[dict[str, Any]]:
-    """Those whose file there is, and all that must have one."""
+    """The sections to show: all but optional ones whose result file is missing."""
     return [part for part in table["sections"] if not part.get("optional") or (RESULTS / part["file"]).exists()]
 
 
@@ -206,7 +206,7 @@ def _places(result: Any, table: dict[str, Any]) -> Iterable[str]:
 
 
 def readme(table: dict[str, Any], text: str) -> str:
-    """README.md with its table of figures as it must be. Raises ValueError where the marks of the table are missing."""
+    """README.md with its table of figures up to date. Raises ValueError where the marks of the table are missing."""
     before, _, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not end:

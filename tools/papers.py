@@ -30,7 +30,7 @@ def filled(result: Any, text: str) -> str:
 
 
 def compared(result: Any, rows: list[dict[str, str]]) -> str:
-    """One line a claim of a paper."""
+    """One line for each claim of a paper."""
     lines = (
         f"| {row['figure']} | {filled(result, row['says'])} | {filled(result, row['get'])} | {filled(result, row['why'])} |\n"
         for row in rows
@@ -39,7 +39,7 @@ def compared(result: Any, rows: list[dict[str, str]]) -> str:
 
 
 def grid(result: Any, table: dict[str, Any]) -> str:
-    """One row a system, one column a place, in which ``{}`` stands for the system's name; an empty cell where it was not run."""
+    """A row for each system and a column for each place, where ``{}`` stands for the system's name. A cell is empty if it was not run."""
     columns: dict[str, str] = table["columns"]
     text = f"**{table['title']}**\n\n| | {' | '.join(columns)} |\n|---{'|---' * len(columns)}|\n"
     for name, label in table["rows"].items():

@@ -17,7 +17,7 @@ WAIT_S = 60
 
 
 class NoPostgres(Exception):
-    """Says why there can be none here."""
+    """Says why no PostgreSQL can run here."""
 
 
 def _programs() -> Path:
@@ -93,7 +93,7 @@ class Postgres:
         return self._process.pid
 
     def stop(self) -> None:
-        """At once, as a crash."""
+        """Stop it at once, as a crash would."""
         assert self._process is not None
         self._process.send_signal(signal.SIGQUIT)
         self._process.wait(WAIT_S)
@@ -110,7 +110,7 @@ class Postgres:
 
 @contextmanager
 def postgres() -> Iterator[Postgres]:
-    """Raises `NoPostgres`."""
+    """A running server, for the block. Raises `NoPostgres`."""
     programs, user = _programs(), _user()
     with tempfile.TemporaryDirectory(prefix="hv-pg-", ignore_cleanup_errors=True) as name:
         folder = Path(name)

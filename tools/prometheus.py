@@ -11,7 +11,7 @@ from tools.browser import install, lack
 
 
 def have() -> str | None:
-    """Both on the path, installed if need be. Returns why not."""
+    """Have both on PATH, installed if need be. Returns why that failed; None if it did not."""
     if _missing():
         why = lack() or install("prometheus")
         return f"no Prometheus here ({why})" if why or _missing() else None

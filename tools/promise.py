@@ -17,12 +17,12 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULT = ROOT / "bench" / "results" / "coserve.json"
 PICTURE = ROOT / "docs" / "images" / "promise.png"
 SYSTEMS = {"online_only": "chat alone\n", "vllm_priority": "vLLM priority\n+ batch job", "harvester": "harvester\n+ batch job"}
-COLOURS = ("#777777", "#ee6677", "#228833")  # Paul Tol's bright ones: told apart by all eyes
+COLOURS = ("#777777", "#ee6677", "#228833")  # Paul Tol's bright scheme, safe for colour-blind eyes
 BATCH = "#ccbb44"
 
 
 def figures() -> dict[str, Any]:
-    """Of each system P99 TTFT and P99 TPOT in ms and tokens per second of chat and batch; the SLO in ms."""
+    """For each system: P99 TTFT and P99 TPOT in ms, tokens per second of chat and of batch. And the SLO in ms."""
     result = json.loads(RESULT.read_text(encoding="utf-8"))
     found = {name: result["systems"][name] for name in SYSTEMS}
     return {
@@ -35,7 +35,7 @@ def figures() -> dict[str, Any]:
 
 
 def digest(drawn: dict[str, Any]) -> str:
-    """Of the figures, as the picture's metadata has it."""
+    """Digest of the figures, as the picture's metadata has it."""
     return hashlib.sha256(json.dumps(drawn, sort_keys=True).encode()).hexdigest()
 
 

@@ -24,11 +24,11 @@ INSTALL_S, START_S = 300, 60
 
 
 class NoRclone(Exception):
-    """Says why there can be none here."""
+    """Says why there can be no server here."""
 
 
 def have() -> Path:
-    """The program, which can serve S3. Raises `NoRclone`."""
+    """Path of an rclone that can serve S3, installed if need be. Raises `NoRclone`."""
     found = shutil.which("rclone")
     for path in ([Path(found)] if found else []) + [CACHE / "bin" / "rclone"]:
         if path.exists() and subprocess.run([path, "serve", "s3", "--help"], capture_output=True, check=False).returncode == 0:
@@ -38,7 +38,7 @@ def have() -> Path:
 
 
 def _install() -> None:
-    """Into a folder beside, renamed when it is whole: several tests may be at it."""
+    """Install into a draft folder, then rename it: several tests may install at once."""
     CACHE.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=CACHE.parent) as draft:
         wanted = Path(draft, "rclone.txt")
@@ -51,7 +51,7 @@ def _install() -> None:
             raise NoRclone(f"rclone could not be installed within {INSTALL_S} s") from error
         if done.returncode != 0:
             raise NoRclone(f"rclone cannot be installed: {(done.stderr.strip().splitlines() or ['pip said nothing'])[-1]}")
-        with suppress(OSError):  # another was first, and is as good
+        with suppress(OSError):  # another test was first, and its copy is as good
             Path(draft, "made").rename(CACHE)
 
 

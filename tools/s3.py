@@ -25,7 +25,7 @@ class S3:
 
     @property
     def options(self) -> str:
-        """The end of an address that leads to the server."""
+        """The query string that makes an S3 address lead to this server."""
         return f"?endpoint_override={self.host}:{self.port}&scheme=http&region=us-east-1"
 
     def bucket(self, name: str) -> str:
@@ -36,7 +36,7 @@ class S3:
 
 @contextmanager
 def s3_server(host: str = "127.0.0.1") -> Iterator[S3]:
-    """For the block. Its clients need `CREDENTIALS` in their environment. Raises `ImportError` where moto is not installed."""
+    """A server, for the block. Its clients need `CREDENTIALS` in their environment. Raises `ImportError` where moto is not installed."""
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     server = importlib.import_module("moto.server").ThreadedMotoServer(host, port=0, verbose=False)
     server.start()

@@ -31,7 +31,7 @@ LOG = VENV / "setup.log"
 UNFINISHED = VENV / ".setup-unfinished"
 LOG_TAIL_LINES = 20
 PYTHONS = {"cpu": ("3.11",), "cuda": ("3.11", "3.12")}  # that each lock was resolved for
-# The driver's own lists of GPUs. The second is that of the whole host, whatever of it a container may use.
+# The driver's own lists of GPUs. The second covers the whole host, whatever a container may use of it.
 DEVICE_FILES, DRIVER_GPUS = Path("/dev"), Path("/proc/driver/nvidia/gpus")
 # PyTorch for the cpu engine, where no index that pip knows has its CPU build: the same release, with what it cannot be loaded without.
 GENERAL_TORCH = ROOT / "requirements" / "torch-general.lock"
@@ -50,7 +50,7 @@ def say(text: str) -> None:
 
 
 class Device(NamedTuple):
-    """The engine to install, ``cpu`` or ``cuda``, and what speaks for it."""
+    """The engine to install, ``cpu`` or ``cuda``, and the reason for it."""
 
     engine: str
     why: str
@@ -80,7 +80,7 @@ def listed() -> Device | None:
 
 
 def seen() -> Device:
-    """What the driver's files say. NVIDIA_VISIBLE_DEVICES shows no GPU, since CUDA images set it on any machine; void or none hides all."""
+    """What the driver's files say. NVIDIA_VISIBLE_DEVICES proves no GPU: CUDA images set it on any machine; void or none hides all."""
     if any(DEVICE_FILES.glob("nvidia[0-9]*")):
         return Device("cuda", f"{DEVICE_FILES} has an NVIDIA GPU")
     visible = os.environ.get("NVIDIA_VISIBLE_DEVICES", "")
@@ -140,7 +140,7 @@ def make_venv(engine: str) -> None:
 
 
 def pip(*arguments: str | Path) -> None:
-    """Run pip with its talk in the log. Raises `SetupError` with the end of that log."""
+    """Run pip with its output in the log. Raises `SetupError` with the end of that log."""
     code = pip_code(*arguments)
     if code == 0:
         return
@@ -173,7 +173,7 @@ def install_locked(lock: Path) -> None:
     others.write_text(rest, encoding="utf-8")
     if pip_code("--require-hashes", "-r", wanted) != 0:
         if "No matching distribution found for torch==" not in LOG.read_text(encoding="utf-8", errors="replace"):
-            pip("--require-hashes", "-r", wanted)  # something else is wrong; it is said
+            pip("--require-hashes", "-r", wanted)  # something else is wrong: this reports it
         else:
             say(GENERAL_TORCH_SAYS)
             pip("--require-hashes", "-r", GENERAL_TORCH)
@@ -181,7 +181,7 @@ def install_locked(lock: Path) -> None:
 
 
 def compile_all() -> None:
-    """What pip would do on one core, on all. Some packages ship files of other Pythons, which stay as they are."""
+    """Byte-compile the packages on all cores; pip would use one. Files for other Python versions in some packages stay as they are."""
     (packages,) = VENV.glob("lib/python*/site-packages")
     command = [str(PYTHON), "-m", "compileall", "-q", "-j", "0", "-x", r"/tests?/", str(packages)]
     with LOG.open("a", encoding="utf-8") as log:

@@ -2,8 +2,8 @@
 
     .venv/bin/python -m tools.surface [--check]
 
-Names imported, methods overridden with their parameters, attributes read or written on vLLM's objects, and what is put in the place of
-vLLM's own. Whose an attribute is, is told by annotations, by the bases of our classes, and by `CALLED`.
+It lists names imported, methods overridden with their parameters, attributes of vLLM's objects that are read or written, and parts of vLLM
+that are replaced. The class that an attribute belongs to is found by annotations, by the bases of our classes, and by `CALLED`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 from harvester.engine.vllm.surface import FILE, Surface, installed_version, names_of, parameters_of
 
 PACKAGE = FILE.parent
-# What the package calls vLLM's objects where no annotation says it: names of variables, and of attributes in a chain.
+# Classes of vLLM's objects by the package's names for them, where no annotation gives the class: variables, and attributes in a chain.
 CALLED = {
     "scheduler": "vllm.v1.core.sched.scheduler:Scheduler",
     "request": "vllm.v1.request:Request",
@@ -69,7 +69,7 @@ def find_module(name: str) -> bool:
 
 
 class Reader(ast.NodeVisitor):
-    """Of one module of the package. ``own``: attributes that our classes set or define themselves, by class."""
+    """What one module of the package uses of vLLM."""
 
     def __init__(self, tree: ast.Module) -> None:
         self.imports: dict[str, set[str]] = defaultdict(set)
@@ -142,7 +142,7 @@ class Reader(ast.NodeVisitor):
         self.generic_visit(node)
 
     def _owners_of(self, node: ast.expr) -> tuple[str, ...]:
-        """Whose attributes those of the expression are."""
+        """The vLLM classes that the value of the expression may have."""
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "super":
             return self._owners[-1] if self._owners else ()
         if isinstance(node, ast.Attribute):
@@ -155,7 +155,7 @@ class Reader(ast.NodeVisitor):
         return (found,) if found else ()
 
     def _annotated(self, node: ast.expr | None) -> str | None:
-        """The class of vLLM that an annotation names, alone or with None."""
+        """The vLLM class that an annotation names, alone or with None."""
         names = [part.id for part in ast.walk(node) if isinstance(part, ast.Name)] if node is not None else []
         known = [self._known[name] for name in names if name in self._known]
         return known[0] if len(known) == 1 and len(names) == 1 and isinstance(class_of(known[0]), type) else None
@@ -200,7 +200,7 @@ def private(surface: Surface) -> list[str]:
 
 
 def main() -> int:
-    """With ``--check`` nothing is written: 1 where the file is not what would be."""
+    """With ``--check`` nothing is written, and the exit code is 1 if the file is not up to date."""
     surface = read_package()
     if sys.argv[1:] == ["--check"]:
         return int(surface != Surface.read())

@@ -31,7 +31,7 @@ def carried() -> list[str]:
 
 
 def _imports(path: Path) -> Iterator[str]:
-    """Of our own modules; those within functions too."""
+    """Names of our own modules that a file imports, also within functions."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         names: list[str] = []
         if isinstance(node, ast.Import):

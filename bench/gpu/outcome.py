@@ -1,4 +1,4 @@
-"""The file of results: written after each run of each part, and read again to go on from there."""
+"""The file of results: written after each run of each part, and read again to resume."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Outcome:
         self.values["parts"] = parts
 
     def runs(self, part: str) -> dict[str, dict[str, Any]]:
-        """Those of the part that are done; not those that failed."""
+        """Runs of the part that are done, without those that failed."""
         runs = self.values["parts"].get(part, {}).get("runs", {})
         return {name: run for name, run in runs.items() if "error" not in run}
 
@@ -47,7 +47,7 @@ class Outcome:
         self._write()
 
     def close(self, part: str, summary: dict[str, Any]) -> None:
-        """All runs of the part are done."""
+        """Store the summary of a part; all of its runs are done."""
         self.values["parts"].setdefault(part, {"runs": {}})["summary"] = summary
         self._write()
 

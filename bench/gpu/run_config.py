@@ -33,7 +33,7 @@ class RunConfig:
         return str(SHAPES / self.shape)
 
     def pick(self, full: float, tiny: float, quick: float) -> float:
-        """A length or a count: as measured on a GPU, with the tiny model, and in the short form."""
+        """One of three values: for a full run, for the tiny model, or for the short form."""
         return quick if self.quick else tiny if self.tiny else full
 
     def number(self, full: int, tiny: int, quick: int) -> int:
@@ -52,7 +52,7 @@ class RunConfig:
 
 
 def small_model() -> Path:
-    """A model of a few million random weights, the same on every machine; what it says hangs on every token before."""
+    """A model of a few million random weights, the same on every machine; each token it generates depends on every token before."""
     from bench.harness.weights import write_weights
 
     target = Path(tempfile.gettempdir()) / "harvester-bench" / "gpu-small"

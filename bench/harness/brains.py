@@ -22,7 +22,7 @@ def settings_with(ttft_s: float, tpot_s: float, **sections: Any) -> Settings:
 
 
 def shipped(settings: Settings, total_blocks: int) -> Brain:
-    """As an engine with so many KV blocks makes it, without checkpoints."""
+    """The brain of an engine with ``total_blocks`` KV blocks, without checkpoints."""
     return Brain(parts_of(settings.parts(total_blocks), LatencyModel()), settings.policy)
 
 

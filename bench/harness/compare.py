@@ -18,8 +18,8 @@ from bench.harness.measure.stretch import Span, Stretch, idle, stretch
 from bench.harness.servers.systems import Harvester, Stock, SystemSetup
 
 Load = Sequence[Arrival]
-LEAD_SEED = 250  # beside the load's: prompts of their own
-POINT_SEEDS = 1000  # between those of two points, whose loads have one each
+LEAD_SEED = 250  # added to the load's seed, so that the prompts differ
+POINT_SEEDS = 1000  # distance between the seeds of two points; each load of a point has its own
 SUMMARIES = ("ttft_ms", "tpot_ms")
 SHORT = {name: name.removesuffix("_per_s") for name in THREE}  # in the name of a ratio
 
@@ -65,19 +65,19 @@ def offline_alone(comparison: Comparison, step_tokens: int) -> Span:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Of the peer `vllm_priority`. With fewer offline requests open than ``max_num_seqs``, an arrival finds a slot."""
+    """A setting of the peer `vllm_priority`. With fewer offline requests open than ``max_num_seqs``, an arrival finds a slot."""
 
     step_tokens: int
     concurrency: int
 
     @classmethod
     def usual(cls, given: Knobs) -> Setting:
-        """Where it is not swept: a quarter of the slots free, so that an arrival finds one."""
+        """The setting without a sweep: a quarter of the slots is free, so that an arrival finds one."""
         return cls(round(given.step_tokens), round(given.slots) * 3 // 4)
 
     @property
     def label(self) -> str:
-        """Of the server, and of its record of steps."""
+        """Name of the server and of its record of steps."""
         return f"vllm_priority-{self.step_tokens}-{self.concurrency}"
 
 
@@ -100,7 +100,7 @@ def harvester(
     label: str = "harvester",
     idle_s: float = 0.0,
 ) -> tuple[list[Stretch], Span | None]:
-    """harvester with a job beside each load, told ``slo``; before them, where ``idle_s``, the job alone."""
+    """harvester with a job beside each load, configured with ``slo``; with ``idle_s``, first the job alone for that long."""
     objectives = {"ttft_slo_ms": round(slo.ttft_ms, 3), "tpot_slo_ms": round(slo.tpot_ms, 3)}
     with Harvester(comparison.setup, label, {"slo": objectives, **(config or {})}) as server:
         server.begin_offline()
@@ -111,7 +111,7 @@ def harvester(
 
 
 def lead(comparison: Comparison, server: Stock | Harvester, loads: Sequence[Load], *, offline: bool) -> None:
-    """Chat that is not measured: a server that has just started is slower, and harvester does not know its steps yet."""
+    """Unmeasured chat: a server that has just started is slower, and harvester has not learned its step times yet."""
     given, seconds = comparison.knobs, min(LEAD_S, comparison.seconds / 2)
     part = [arrival for arrival in loads[0] if arrival.at_s < seconds]
     drawn: dict[str, Any] = {"seed": comparison.seed + LEAD_SEED, "offline": offline}
@@ -124,7 +124,7 @@ def play_all(comparison: Comparison, server: Stock | Harvester, loads: Sequence[
 
 
 def _play(comparison: Comparison, server: Stock | Harvester, load: Load, seed: int, *, offline: bool) -> Stretch:
-    """Its figures are told at once, so that a long scenario that is cut off leaves what it has found."""
+    """Play one load. Its figures are printed at once, so that a long scenario that is cut off leaves results."""
     given = comparison.knobs
     drawn: dict[str, Any] = {"seed": seed, "offline": offline}
     found = stretch(server, comparison.setup, load, comparison.seconds, given.window_s, drain_s=given.drain_s, **drawn)
@@ -183,7 +183,7 @@ def ratios(systems: Mapping[str, Any], alone: Span | None = None, offline_only: 
 
 
 def account_ratios(systems: Mapping[str, Any], one: str = "harvester", other: str = "vllm_priority") -> dict[str, float | None]:
-    """Of rows and work, and of all three once chat has settled (`bench.harness.measure.account`)."""
+    """Ratios of rows and work, and of all three rates once chat has settled (`bench.harness.measure.account`)."""
     ours, theirs = systems[one], systems[other]
     found = {f"{SHORT[name]}_{one}_over_{other}": over(ours[name], theirs[name]) for name in THREE[1:]}
     late = {f"settled_{SHORT[name]}_{one}_over_{other}": over(ours["settled"][name], theirs["settled"][name]) for name in THREE}

@@ -1,4 +1,4 @@
-"""What the scheduling benches may be told beyond the options that all have: ``--set NAME=VALUE``."""
+"""Settings of the scheduling benches beyond the common options: ``--set NAME=VALUE``."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class Knobs:
     warm_s: float = 15.0  # from the first offline answer until anything is measured
     window_s: float = 5.0
     drain_s: float = 30.0  # how long after a load its answers are waited for
-    settle_s: float = 15.0  # of chat that comes, until tokens, rows and work are counted a second time
-    measure_s: float = 12.0  # of as many chats as an engine takes, to find out what it can do
-    # A prompt takes about as long as five to ten steps that only decode, as in the papers. Where chat is paced by the machine, this is the
-    # rate of the load whose lengths its capacity is told in.
+    settle_s: float = 15.0  # of chat, after which tokens, rows and work are counted a second time
+    measure_s: float = 12.0  # of a full batch of chats, to measure the engine's capacity
+    # A prompt takes about as long as five to ten steps that only decode, as in the papers. If chat is paced by shares, this is the
+    # rate of the load whose request lengths define the capacity.
     rate: float = 3.0
     cv: float = 1.0
     prompt_tokens: float = 160
@@ -50,13 +50,13 @@ class Knobs:
         return round(self.prompt_tokens), round(self.output_tokens)
 
 
-# Offline prompts that all come at once are worked off in two or three seconds, so that little time goes into waiting for that.
+# The first offline prompts, which come all at once, take two or three seconds here, so that little time is spent waiting for them.
 SHORT = Knobs(warm_s=2.0, window_s=4.0, settle_s=4.0, measure_s=10.0, drain_s=8.0, slots=16, concurrency=32, doc_chars=3000, max_tokens=64)
 QUICK = replace(SHORT, seconds=16.0, idle_s=6.0)
 
 
 def knobs(options: Options, full: Knobs | None = None, quick: Knobs | None = None) -> Knobs:
-    """The scenario's, with what the user set over them. Raises `UsageError` for a name there is not."""
+    """The scenario's knobs with the user's values over them. Raises `UsageError` for an unknown name, and for a value not above 0."""
     chosen = (quick or QUICK) if options.quick else (full or Knobs())
     known = [field.name for field in fields(Knobs)]
     for name, value in options.set.items():
@@ -70,7 +70,7 @@ def knobs(options: Options, full: Knobs | None = None, quick: Knobs | None = Non
 
 @contextmanager
 def set_up(options: Options, given: Knobs, total_s: float) -> Iterator[SystemSetup]:
-    """The common ground of all systems in a temporary folder; ``total_s``: how long offline work runs at one system."""
+    """Prepare what all systems share, in a temporary folder. ``total_s``: how long offline work runs on one system."""
     path = Path(options.model).absolute() if options.model is not None else bench_model()
     if not (path / "config.json").is_file():
         raise ConfigError(f"model folder {path} has no config.json; give a Hugging Face model folder, or leave --model out")
@@ -87,5 +87,5 @@ def set_up(options: Options, given: Knobs, total_s: float) -> Iterator[SystemSet
 
 
 def described(given: Knobs, place: SystemSetup) -> dict[str, Any]:
-    """What of it belongs into every result."""
+    """The setup, as every result shows it."""
     return {"model": place.name, "knobs": asdict(given), "engine": place.engine}

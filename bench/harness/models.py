@@ -1,7 +1,7 @@
 """Llamas of random weights with the embedded model's tokenizer.
 
-The benches of scheduling take one of 28M weights on a CPU, large enough for a step to take as long as scheduling needs: one of 4,096 prompt
-tokens takes some hundred milliseconds on two cores.
+The scheduling benches use one of 28M weights on a CPU, large enough for realistic step times: a step of 4,096 prompt tokens takes some
+hundred milliseconds on two cores.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ DEEP: dict[str, Any] = {
 
 
 def bench_model(cache: Path | None = None) -> Path:
-    """Its folder, as vLLM loads it, made in a second or two where ``cache`` (the temporary folder) does not hold it yet.
+    """Folder of the bench model, as vLLM loads it; made in a second or two if ``cache`` (default: the temporary folder) lacks it.
 
     float32, the same weights on every machine. The folder appears whole or not at all.
     """
@@ -55,12 +55,12 @@ def bench_model(cache: Path | None = None) -> Path:
 
 
 def deep_model(cache: Path | None = None) -> Path:
-    """As `bench_model`, with as many layers as models have that people serve, each small: 40 of width 256."""
+    """As `bench_model`, with as many layers as models have that people serve, but small ones: 40 of width 256."""
     return _made(DEEP_NAME, SHAPE | DEEP, cache)
 
 
 def small_model(cache: Path | None = None) -> Path:
-    """As `bench_model`, of 4M weights: what it says is noise that hangs on every token before, so that any wrong KV shows."""
+    """As `bench_model`, of 4M weights: its output is noise that depends on every token before, so that any wrong KV shows."""
     return _made(SMALL_NAME, SMALL, cache)
 
 

@@ -1,6 +1,6 @@
-"""How fast chat comes: at a rate that is given, or so that chat alone is a share of what the engine can do, which is measured first.
+"""The pace of chat: a given rate, or a share of the engine's capacity for chat alone, which is measured first.
 
-The same rate is a quarter of one machine and four fifths of another, where every ratio is near 1 and says little.
+The same rate is a quarter of one machine's capacity and four fifths of another's, where every ratio is near 1 and says little.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from bench.harness.servers.systems import Stock
 from harvester.errors import EngineError, UsageError
 
 SHARES, QUICK_SHARES = (0.25, 0.5), (0.25,)
-BACKLOG = 8  # times the chats that an engine takes at once: sent to it to measure it
-MEASURE_SEED = 500  # beside the load's: no prompt of it may be in the prefix cache
+BACKLOG = 8  # chats for each slot, sent at once to measure an engine
+MEASURE_SEED = 500  # added to the load's seed: none of its prompts may be in the prefix cache
 CHAT = ("share", "rate", "share_drawn", "capacity")
 EMPTY_S = 60.0
 TRIES = 20
 LEAST_RATE = 1e-4
 
-Make = Callable[[float], Sequence[Load]]  # the loads of a scenario at a rate; its pace is told in the first one's lengths
+Make = Callable[[float], Sequence[Load]]  # the loads of a scenario at a rate; the lengths of the first define the capacity
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class Paced:
         return {"rate": self.rate, **self.shares(1.0, load), "capacity": capacity.line(load) if capacity else None}
 
     def shares(self, part: float, load: Load) -> dict[str, float | None]:
-        """Of a load at ``part`` of the rate: of what the engine can do, what it is meant to be, and what its arrivals are as drawn."""
+        """A load at ``part`` of the rate, as a share of the capacity: as meant, and as its arrivals were drawn."""
         if self.share is None or self.capacity is None:
             return {"share": None, "share_drawn": None}
         return {"share": round(part * self.share, 4), "share_drawn": round(self.capacity.share_of(load, self.chat_s), 4)}
@@ -93,7 +93,7 @@ def first_of(points: Sequence[dict[str, Any]], pace: Pace) -> dict[str, Any]:
 def paced_alone(
     comparison: Comparison, pace: Pace, make: Make, chat_s: float, *, offline_too: bool
 ) -> tuple[list[tuple[Paced, list[Stretch]]], Span | None]:
-    """Stock vLLM, fcfs: how much chat it can do where ``pace`` is in shares, then the loads at each pace, then offline work alone.
+    """Stock vLLM, fcfs: its capacity if ``pace`` is in shares, then the loads at each pace, then offline work alone.
 
     ``chat_s``: how long chat comes in a load.
     """
@@ -129,8 +129,10 @@ def at_share(share: float, capacity: Capacity, make: Make, rate: float, chat_s: 
 
 
 def measured(comparison: Comparison, server: Stock, load: Load) -> Capacity:
-    """What the engine can do with chat alone: it gets many chats as long as those of ``load`` at once, for `Knobs.measure_s`. The server
-    is idle again afterwards."""
+    """Capacity of the engine for chat alone. Leaves the server idle.
+
+    The engine gets many chats with the lengths of ``load`` at once, for `Knobs.measure_s`.
+    """
     given, slots = comparison.knobs, round(comparison.knobs.slots)
     seed = comparison.seed + MEASURE_SEED
     backlog = backlog_of(load, BACKLOG * slots, np.random.default_rng(seed))
@@ -141,8 +143,10 @@ def measured(comparison: Comparison, server: Stock, load: Load) -> Capacity:
 
 
 def backlog_of(load: Load, count: int, generator: np.random.Generator) -> list[Arrival]:
-    """``count`` requests at once, whose lengths are those of ``load``, in any order and as often as it takes. Raises `EngineError` for an
-    empty load."""
+    """``count`` requests at once with the lengths of ``load``, shuffled and repeated as needed.
+
+    Raises `EngineError` for an empty load.
+    """
     if not load:
         raise EngineError("no chat comes in so short a run; give it more --seconds")
     order = [index for _ in range(-(-count // len(load))) for index in generator.permutation(len(load)).tolist()]

@@ -25,7 +25,7 @@ def draw(result: Mapping[str, Any], file: Path) -> Path | None:
 
 
 def _figure(maker: Callable[[Any, Mapping[str, Any]], None], result: Mapping[str, Any]) -> Any:
-    """A figure that no display and no global state of the library knows."""
+    """A figure that needs no display and no global state of Matplotlib."""
     figure = importlib.import_module("matplotlib.figure").Figure(figsize=(11, 8), layout="constrained")
     maker(figure, result)
     machine = result["machine"]

@@ -1,4 +1,4 @@
-"""The setting of the peer that is held against harvester: stock vLLM's priority policy, with steps of several sizes, on this machine."""
+"""Finds the peer's best setting on this machine: stock vLLM's priority policy, with steps of several sizes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bench.harness.measure.peer import PeerRun, best_peer
 from bench.harness.measure.stretch import Stretch
 
 STEPS = (256, 512, 1024, 2048)  # tokens; harvester's are 2,048 at most, and vLLM's default is that here too
-PART, MAX_S = 3, 30.0  # a setting gets this part of the load, so long at most
+PART, MAX_S = 3, 30.0  # each setting gets 1/PART of the load, at most MAX_S
 
 
 def swept(comparison: Comparison, load: Load, *, quick: bool) -> tuple[Setting, list[dict[str, Any]]]:

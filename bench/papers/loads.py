@@ -18,7 +18,7 @@ from harvester.policy.model.load import StepLoad
 
 Generator = np.random.Generator
 Floats = NDArray[np.float64]
-FULL = 0.75  # of the KV, in use while the mean time of a token is taken
+FULL = 0.75  # share of the KV in use, at which the mean time of a token is taken
 SAMPLE = 20_000
 PREDICTION_ERROR = 0.25  # standard deviation of the logarithm
 
@@ -41,7 +41,7 @@ class Spread:
 
 @cache
 def _middle(mean: float, sigma: float, least: int, most: int) -> float:
-    """Of the logarithm, found by bisection: clipping moves the mean."""
+    """Center of the logarithm that gives ``mean`` after clipping, by bisection."""
     normal = np.random.default_rng(0).standard_normal(SAMPLE)
     low, high = math.log(least), math.log(most)
     for _ in range(40):
@@ -128,14 +128,14 @@ def drawn(load: Load, setting: Setting) -> tuple[Requests, Floats]:
 
 @cache
 def mean_lengths(dataset: Dataset) -> tuple[float, float]:
-    """Of prompt and answer, in tokens."""
+    """Mean prompt and answer, in tokens."""
     generator = np.random.default_rng(0)
     return float(dataset.prompt(SAMPLE, generator).mean()), float(dataset.output.draw(SAMPLE, generator).mean())
 
 
 @cache
 def mean_times(dataset: Dataset, setting: Setting) -> tuple[float, float]:
-    """t_p, a mean prompt alone, and t_g, a decode step with KV `FULL`, which the SLO is made of (section 4); in seconds."""
+    """t_p (a mean prompt alone) and t_g (a decode step with KV `FULL`), in seconds: what the SLO is made of (section 4)."""
     cost, (prompt, output) = setting.cost, mean_lengths(dataset)
     seqs = min(setting.max_seqs, round(FULL * setting.kv_tokens / (prompt + output / 2)))
     context = round(min(FULL * setting.kv_tokens, seqs * (prompt + output / 2)))

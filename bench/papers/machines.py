@@ -37,16 +37,16 @@ class Setting:
 
     @property
     def swap_token_s(self) -> float:
-        """To copy a token's KV between GPU and host; every GPU copies its part over its own link."""
+        """Seconds to copy a token's KV between GPU and host; every GPU copies its part over its own link."""
         machine = self.machine
         return self.model.kv_bytes_per_token / (machine.gpus * machine.gpu.link_bytes_per_s * machine.link_share)
 
     def transfer_token_s(self, link_bytes_per_s: float) -> float:
-        """To send a token's KV to another machine."""
+        """Seconds to send a token's KV to another machine."""
         return self.model.kv_bytes_per_token / link_bytes_per_s
 
     def costs(self) -> dict[str, float]:
-        """Of `Rules`: what a step costs, read off the roofline at loads that the floating-point operations bound."""
+        """Step costs for `Rules`, read off the roofline at loads that are bound by floating-point operations."""
         cost, tokens, pairs, context = self.cost, 10_000, 1e9, 10**9
         base_s = cost(StepLoad(tokens))
         token_s = (cost(StepLoad(2 * tokens)) - base_s) / tokens
@@ -65,7 +65,7 @@ H200 = GPUS["h200"]
 
 
 def beside_weights(name: str, model: Model, machine: Machine) -> Setting:
-    """With the KV that fits beside the weights."""
+    """A setting with the KV that fits beside the weights."""
     return Setting(name, model, machine, kv_blocks(model, machine, BLOCK_TOKENS) * BLOCK_TOKENS * model.kv_bytes_per_token)
 
 
@@ -88,7 +88,7 @@ TODAY = {
 
 
 def rules_of(setting: Setting, **given: float) -> dict[str, float]:
-    """The machine's part of `Rules`, with what a system adds to it or puts in its place."""
+    """The machine's part of `Rules`, with what a system adds or overrides."""
     return {
         "total_blocks": setting.kv_tokens // BLOCK_TOKENS,
         "block_tokens": BLOCK_TOKENS,

@@ -11,7 +11,7 @@ from bench.papers.machines import Setting
 from bench.papers.systems.system import Simulated
 
 BOUND_S = 0.1  # mean normalized latency, seconds a token, at which rates are compared
-STEP, NEAR = 1.3, 1.01  # rates are tried so many times apart until the bound lies between two, then halved until they are so near
+STEP, NEAR = 1.3, 1.01  # factor between tried rates until two enclose the bound; ratio of the two at which bisection stops
 
 
 def mean_of(system: Simulated, load: Load, setting: Setting, seeds: Sequence[int]) -> Figures:
@@ -22,7 +22,7 @@ def mean_of(system: Simulated, load: Load, setting: Setting, seeds: Sequence[int
 
 
 def sustained(measure: Callable[[float], float], bound: float, guess: float, near: float = NEAR) -> float:
-    """The highest rate at which ``measure`` stays within ``bound``, to ``near`` times; it is thought to rise with the rate."""
+    """The highest rate at which ``measure`` stays within ``bound``, to a factor of ``near``. Assumes that it rises with the rate."""
     low, high = guess, guess * STEP
     while measure(low) > bound:
         low, high = low / STEP, low

@@ -26,9 +26,9 @@ class Scenario:
     simulated: str | None = None
 
     def load(self, simulated: bool = False) -> Run:
-        """Imported only when it is run: scenarios may need an engine, the list of them does not.
+        """Import the scenario's ``run``. Done only when it is run: a scenario may need an engine, listing scenarios does not.
 
-        Raises `UsageError` for a simulated form that there is not.
+        Raises `UsageError` if a simulated form is asked for and there is none.
         """
         module = self.simulated if simulated else self.module
         if module is None:

@@ -1,4 +1,4 @@
-"""A result set kept as one Parquet file: its row order stands still and the database it came from is free again."""
+"""A result set kept as one Parquet file: its row order is fixed, and its database is no longer held open."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ class Origin:
 
     @property
     def label(self) -> str:
-        """How messages call it."""
+        """Name used in messages."""
         if self.query is not None:
             return f"the query on {shown(self.path)}"
         return shown(self.path) if self.table is None else f"table {self.table!r} on {shown(self.path)}"
 
 
 def _kept(origin: Origin) -> dict[str, str | None]:
-    """What a copy says of where it is from: never a credential."""
+    """The origin as stored in the copy's metadata, with credentials masked."""
     return asdict(origin) | {"path": shown(origin.path)}
 
 
@@ -71,7 +71,7 @@ def write_snapshot(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBat
     """
     _check_types(schema)
     marked = schema.with_metadata({_FINGERPRINT: fingerprint, _ORIGIN: json.dumps(_kept(origin))})
-    with publish(path, keep_first=True) as file:  # two readers may be at it, and a query need not give the same order twice
+    with publish(path, keep_first=True) as file:  # two readers may write it at once, and a query may give another order each time
         if _write_groups(file, marked, batches) == 0:
             raise SourceError(
                 f"{origin.label} {'holds' if origin.table is origin.query is None else 'gives'} no rows; submit at least one row"

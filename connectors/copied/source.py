@@ -1,4 +1,4 @@
-"""Rows that are copied to Parquet when they are opened, because they cannot be entered in the middle or may change under the reader."""
+"""Sources copied to Parquet when opened, because they cannot be read from the middle or may change while read."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ class Reading(Protocol):
     def name(self) -> str: ...
 
     def fingerprint(self) -> str | None:
-        """Hex digest over metadata that changes when the rows may have changed; None where the origin is not there now."""
+        """Hex digest over metadata that changes when the rows may have changed; None if the origin does not exist now."""
 
     def rows(self) -> AbstractContextManager[Rows]:
         """All columns and rows, in order, read forward once."""
 
 
 class CopiedSource(Closing):
-    """A `Source` over a Parquet copy of what a `Reading` gives, so that the origin is free and the row order stands still.
+    """A `Source` over a Parquet copy of a `Reading`: the origin is not held open, and the row order is fixed.
 
-    With ``snapshot_dir`` the copy stays there and is used again by whoever opens the same origin; one that is gone need not come back.
-    Without it the copy goes away with `close`.
+    With ``snapshot_dir`` the copy is kept there, and used again when the same origin is opened unchanged or no longer exists. Without it
+    `close` deletes the copy.
 
-    ``fingerprint`` asks for the copy with that fingerprint where there is one, whatever became of the origin since: work under way goes
-    on with the rows that it began with. Rows of more than ``max_bytes`` in Arrow raise `CopyTooLargeError`.
+    ``fingerprint`` selects the copy with that fingerprint if there is one, even if the origin changed since: a running job keeps the rows
+    it began with. Rows of more than ``max_bytes`` in Arrow raise `CopyTooLargeError`.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class CopiedSource(Closing):
         return self._rows.row_count
 
     def fingerprint(self) -> str:
-        """The origin's, when the copy was made."""
+        """The origin's fingerprint when the copy was made."""
         return self._fingerprint
 
     def row_groups(self) -> Sequence[RowGroup]:
@@ -89,7 +89,7 @@ class CopiedSource(Closing):
 
 
 def _copy(reading: Reading, folder: Path, fingerprint: str | None, max_bytes: int | None) -> tuple[Path, str]:
-    """A complete copy in ``folder`` and its fingerprint: one that is there, or a new one."""
+    """Path and fingerprint of a complete copy in ``folder``; copies the rows if there is none."""
     if fingerprint is not None and snapshot_path(folder, fingerprint).exists():
         return snapshot_path(folder, fingerprint), fingerprint
     before = reading.fingerprint()
@@ -119,7 +119,7 @@ def _bounded(reading: Reading, batches: Iterator[pa.RecordBatch], max_bytes: int
 
 
 def _unchanging(reading: Reading, fingerprint: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The batches; in place of the end an error where the origin is no longer what it was at the start."""
+    """Yield the batches; at the end raise `SourceError` if the origin changed since the start."""
     yield from batches
     if reading.fingerprint() != fingerprint:
         raise SourceError(f"{reading.origin.label} changed while it was read; submit it again when nobody writes to it")

@@ -11,16 +11,16 @@ from typing import Any
 import pyarrow as pa
 
 _INT64 = range(-(1 << 63), 1 << 63)
-_DOUBLE = 1 << 53  # integers up to here are doubles too
+_DOUBLE = 1 << 53  # up to here a double holds every integer
 
 
 class Width(Enum):
-    """What a column holds so far. Text holds everything: other values are written out as JSON."""
+    """Type of a column's values so far. Text holds everything: other values are written out as JSON."""
 
     NULL = pa.null()
     BOOL = pa.bool_()
-    INT = pa.int64()  # that a double holds too
-    LONG = "long"  # that it may not
+    INT = pa.int64()  # a double holds each exactly
+    LONG = "long"  # a double may not
     FLOAT = pa.float64()
     DATE = pa.date32()
     TIMESTAMP = pa.timestamp("us")
@@ -72,7 +72,7 @@ def wider(one: Width, other: Width) -> Width:
 
 
 class Columns:
-    """Names in the order they were first seen, each as wide as its values."""
+    """Column names in the order first seen, each with the narrowest type for its values."""
 
     def __init__(self, names: Iterable[str] = ()) -> None:
         self._widths: dict[str, Width] = dict.fromkeys(names, Width.NULL)
@@ -81,31 +81,31 @@ class Columns:
     def see(self, row: Mapping[str, object]) -> None:
         for name, value in row.items():
             kind = type(value)
-            if (name, kind) in self._seen and kind is not int:  # of integers some do not fit 64 bits
+            if (name, kind) in self._seen and kind is not int:  # a later integer may not fit a double or 64 bits
                 continue
             self._seen.add((name, kind))
             self._widths[name] = wider(self._widths.get(name, Width.NULL), width_of(value))
 
     @property
     def schema(self) -> pa.Schema:
-        """A column that is only null is text: nothing says what it would hold."""
+        """A column of nulls alone is text: its type is unknown."""
         return pa.schema([(name, pa.string() if width is Width.NULL else width.type) for name, width in self._widths.items()])
 
 
 def batch_of(schema: pa.Schema, rows: Sequence[Mapping[str, object]]) -> pa.RecordBatch:
-    """Rows whose columns are all in ``schema`` and no wider; a missing one is null."""
+    """A batch of ``rows``, whose columns must all be in ``schema`` and no wider. A missing cell is null."""
     return pa.record_batch([_array(field.type, [row.get(field.name) for row in rows]) for field in schema], schema=schema)
 
 
 def unchecked_text(cells: Sequence[bytes | None]) -> pa.Array:
-    """Text as stored, UTF-8 or not: a cell that is none is its row's error, not the source's."""
+    """Text as stored, not checked: a cell that is not UTF-8 is an error of its row, not of the source."""
     return pa.array(cells, pa.binary()).view(pa.string())
 
 
 def _array(kind: pa.DataType, values: list[Any]) -> pa.Array:
     if kind == pa.string():
         return unchecked_text([None if value is None else _as_text(value) for value in values])
-    if kind == pa.timestamp("us"):  # a day among times begins at midnight
+    if kind == pa.timestamp("us"):  # a date in a timestamp column becomes midnight
         values = [datetime.combine(value, time()) if type(value) is date else value for value in values]
     return pa.array([float(value) for value in values] if kind == pa.float64() and None not in values else values, kind)
 
@@ -116,7 +116,7 @@ def _as_text(value: object) -> bytes:
     if isinstance(value, date | time):  # a datetime is a date
         return value.isoformat().encode()
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    # JSON may hold half a surrogate pair, and a reader that keeps bad bytes marks them so.
+    # Surrogates come from half a pair in JSON, or from invalid bytes that a reader kept.
     try:
         return text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:

@@ -19,8 +19,8 @@ from connectors.errors import SourceError
 
 BATCH_ROWS = 2048  # DuckDB's own vector length
 
-# The file is all that a query may touch: no other file, no network, no variable of this program. DuckDB wants one configuration
-# of all who open a file in one process, so this one is fixed. Past the memory limit a sort or join goes to disk.
+# A query may read this file only: no other file, no network, no Python variable. DuckDB requires the same configuration from all
+# who open a file in one process, so it is fixed here. Above the memory limit a sort or join spills to disk.
 Settings = dict[str, str | bool | int | float | list[str]]  # of DuckDB
 
 _CONFIG: Settings = {"enable_external_access": "false", "memory_limit": "2GB"}
@@ -60,14 +60,14 @@ class Database:
     @classmethod
     @contextmanager
     def attach(cls, address: str) -> Iterator[Database]:
-        """Whatever DuckDB's ATTACH takes, read-only; no other file is in reach of its queries.
+        """Attach a database that DuckDB's ATTACH takes, read-only. Its queries can reach no other file.
 
         Raises `SourceError`, also for an extension that is not installed here.
         """
         connection = duckdb.connect(config=_ATTACH_CONFIG)
         try:
             quoted = address.replace("'", "''")
-            # A prefix such as mysql: says the kind; an address of the database's own does not.
+            # The prefix mysql: tells DuckDB the type; the database's own form of address (mysql://) does not.
             kind = next((f", type {kind}" for kind in ("postgres", "mysql") if re.match(rf"{kind}(ql)?://", address, re.IGNORECASE)), "")
             connection.execute(f"attach '{quoted}' as origin (read_only{kind})")
             connection.execute("use origin")
@@ -84,7 +84,7 @@ class Database:
         return [_shown(schema, table) for schema, table in self._found()]
 
     def rows(self, table: str | None, query: str | None) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
-        """Columns and rows of a table or of a query, as a stream. Raises `SourceError`, while the rows are drawn too."""
+        """Columns and rows of a table or of a query, as a stream. Raises `SourceError`, also while the stream is read."""
         sql = self._select_all(table) if table is not None else self._checked(query or "")
         what = f"table {table!r} of {self._path}" if table is not None else f"the query on {self._path}"
         with self._failing(what):
@@ -125,7 +125,7 @@ class Database:
     def _failing(self, what: str) -> Iterator[None]:
         try:
             yield
-        except (duckdb.Error, pa.ArrowException, OSError) as error:  # Arrow's, where DuckDB fails in the middle of the stream
+        except (duckdb.Error, pa.ArrowException, OSError) as error:  # Arrow's, if DuckDB fails in mid-stream
             raise SourceError(f"{what} failed: {first_line(error)}; tables of the file: {self._listed()}") from error
 
     def _listed(self) -> str:

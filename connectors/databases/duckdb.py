@@ -38,7 +38,7 @@ class AttachedReading:
 
     Not DuckLake: its rows lie in files of their own, which no query may read here.
 
-    Nothing says cheaply whether its rows changed, so each opening without a known fingerprint copies it anew.
+    There is no cheap way to see whether its rows changed, so each opening without a known fingerprint copies them again.
     """
 
     def __init__(self, origin: Origin) -> None:
@@ -56,7 +56,7 @@ class AttachedReading:
 
 
 def stats_digest(origin: Origin, log_suffix: str) -> str | None:
-    """Of the origin and the size and time of change of its file and of its log; None where the file is not there."""
+    """Digest of the origin, and of size and time of change of its file and log; None if there is no file."""
     # What was committed last may still be in the log, with the file itself unchanged.
     paths = [Path(origin.path), Path(f"{origin.path}{log_suffix}")]
     with reading(origin.path):

@@ -1,4 +1,4 @@
-"""Types that DuckDB and Arrow do not have in common, as both have them."""
+"""Casts from types that DuckDB and Arrow do not share to types that both have."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from duckdb.sqltypes import VARCHAR, DuckDBPyType
 
 from connectors.kinds import with_leaves
 
-_INEXACT = frozenset({"UHUGEINT", "TIME WITH TIME ZONE", "BIT", "BIGNUM", "VARINT", "VARIANT"})  # which DuckDB gives Arrow otherwise
+_INEXACT = frozenset({"UHUGEINT", "TIME WITH TIME ZONE", "BIT", "BIGNUM", "VARINT", "VARIANT"})  # exported to Arrow as other values
 _NESTED = frozenset({"list", "array", "map", "struct", "union"})
 
 
 def exactly(relation: duckdb.DuckDBPyRelation) -> duckdb.DuckDBPyRelation:
-    """The relation, with values of types that Arrow would have other values of as text, in lists, structs and maps too."""
+    """The relation, with columns whose values would change in Arrow cast to text, also inside lists, structs and maps."""
     kinds = [(str(kind), str(_exact(kind))) for kind in relation.types]
     if all(kind == exact for kind, exact in kinds):
         return relation
@@ -43,7 +43,7 @@ def _exact(kind: DuckDBPyType) -> DuckDBPyType:
 
 
 def for_duckdb(kind: pa.DataType) -> pa.DataType:
-    """A type that DuckDB reads, which Arrow casts ``kind`` to: half floats become floats, decimals of more than 38 digits text."""
+    """The type to cast ``kind`` to so that DuckDB reads it: half floats become floats, decimals of more than 38 digits text."""
     return with_leaves(kind, _known)
 
 

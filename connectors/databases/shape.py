@@ -1,4 +1,4 @@
-"""The shape of a query, told from its tokens alone: DuckDB's parser and planner cannot be interrupted, and take minutes for some."""
+"""Size limits of a query, checked on its tokens alone: DuckDB's parser and planner cannot be interrupted, and may take minutes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def tokens(query: str) -> list[Token]:
 
 
 def fault(words: list[Token]) -> str | None:
-    """What is too much of a query, and what to do; None for one that DuckDB parses and plans in a moment."""
+    """Why a query is too large, and what to do; None if DuckDB parses and plans it quickly."""
     depth = deepest = 0
     for word in words:
         depth += (word.text in _OPENING) - (word.text in _CLOSING)

@@ -35,9 +35,9 @@ def is_sqlite(path: Path) -> bool:
 
 
 class SqliteReading:
-    """SQLite has no column types that hold: a column here is as wide as its values.
+    """SQLite does not enforce column types: a column here gets the narrowest type for its values.
 
-    Rows are kept in a temporary file until all are seen: drawn again, those of a query need not be the same.
+    Rows are kept in a temporary file until all are seen: a query that runs again may give other rows.
     """
 
     def __init__(self, origin: Origin) -> None:
@@ -76,7 +76,7 @@ class SqliteReading:
 
 
 def _pickled(file: IO[bytes]) -> Iterator[list[tuple[Any, ...]]]:
-    """What this process has just written there."""
+    """Batches of rows from ``file``, which this process has just written."""
     with suppress(EOFError):
         while True:
             yield pickle.load(file)

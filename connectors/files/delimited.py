@@ -1,4 +1,4 @@
-"""CSV and its kin: a header, then rows; columns are numbers where every cell is one, text otherwise."""
+"""CSV, TSV and the like: a header, then rows. A column is boolean or a number if every cell is one, else text."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from connectors.copied.source import Rows
 from connectors.copied.widen import unchecked_text
 from connectors.edge import reading, shown
 from connectors.errors import SourceError
-from connectors.files.encoding import HEAD_BYTES, UTF8, Doubt, encoding_of, undecodable
+from connectors.files.encoding import HEAD_BYTES, UTF8, Utf8Evidence, encoding_of, undecodable
 from connectors.files.form import TextForm
 from connectors.files.stream import opened
 from connectors.paths.files import DataFile
@@ -28,7 +28,7 @@ MAX_CELL_BYTES = 16 << 20  # counted in characters
 BATCH_ROWS = 4096
 BATCH_CHARS = 8 << 20
 _DELIMITERS = (",", ";", "\t", "|")
-_TOLD = re.compile(r"""\ufeff?"?sep=([^\w"' ])"?""", re.IGNORECASE)  # the first line, as Excel writes and reads it
+_TOLD = re.compile(r"""\ufeff?"?sep=([^\w"' ])"?""", re.IGNORECASE)  # a first line that gives the delimiter, as Excel writes and reads it
 _QUOTED = re.compile(r'"(?:[^"]|"")*"')
 
 # Narrowest first. Without leading zeros: "007" is a name, not the number seven. 18 digits always fit 64 bits; a double is written in
@@ -44,7 +44,7 @@ _LEADING_ZERO = r"^-?0[0-9]"
 
 @dataclass(frozen=True, slots=True)
 class _Dialect:
-    """``is_told``: a line before the header tells the delimiter."""
+    """``is_told``: a line before the header gives the delimiter."""
 
     delimiter: str
     encoding: str
@@ -52,10 +52,11 @@ class _Dialect:
 
 
 def csv_rows(files: fs.FileSystem, data_files: tuple[DataFile, ...], form: TextForm) -> Rows:
-    """All files must have one header. Reads everything twice: the first pass finds the types, and what is wrong.
+    """All files must have the same header. Reads everything twice: the first pass finds types and errors.
 
-    Cells are strict RFC 4180: a quote left open, or text behind a closing one, is refused. In a file taken to be UTF-8 a few bad cells
-    are kept as they are; bad ones alone are another encoding. Raises `SourceError` naming the line.
+    Cells are strict RFC 4180: an open quote, or text after a closing one, is refused. In a file taken for UTF-8 a few invalid cells are
+    kept as stored; if all cells beyond ASCII are invalid, the file is in another encoding and refused. Raises `SourceError` naming the
+    line.
     """
     dialects = [_dialect(files, data_file, form) for data_file in data_files]
     names, types = _described(files, data_files, dialects, form)
@@ -86,7 +87,7 @@ def _lines(files: fs.FileSystem, data_file: DataFile, dialect: _Dialect) -> Iter
     csv.field_size_limit(MAX_CELL_BYTES)
     with reading(data_file.path, "CSV"):
         stream = BufferedReader(opened(files, data_file), 1 << 20)
-    # Of UTF-8 a bad cell is its row's error; of another encoding nobody could say where the next cell begins.
+    # In UTF-8 an invalid cell is an error of its row; in another encoding the start of the next cell would be unknown.
     errors = "surrogateescape" if dialect.encoding in UTF8 else "strict"
     with stream, TextIOWrapper(stream, encoding=dialect.encoding, errors=errors, newline="") as text:
         reader = csv.reader(text, delimiter=dialect.delimiter, strict=True)
@@ -137,11 +138,11 @@ def _header(data_file: DataFile, row: list[str]) -> list[str]:
 def _described(
     files: fs.FileSystem, data_files: Sequence[DataFile], dialects: Sequence[_Dialect], form: TextForm
 ) -> tuple[list[str], list[pa.DataType]]:
-    """Column names and types; everything that makes a file no CSV is found here."""
+    """Column names and types. Every error that makes a file invalid CSV is found here."""
     names: list[str] = []
     kinds = _Kinds()
     for data_file, dialect in zip(data_files, dialects, strict=True):
-        doubt = Doubt()
+        doubt = Utf8Evidence()
         rows = _lines(files, data_file, dialect)
         first = next(rows, None)
         if first is None:

@@ -11,7 +11,7 @@ from connectors.copied.source import Rows
 from connectors.copied.widen import unchecked_text
 from connectors.edge import reading, shown
 from connectors.errors import SourceError
-from connectors.files.encoding import HEAD_BYTES, UTF8, Doubt, encoding_of, undecodable
+from connectors.files.encoding import HEAD_BYTES, UTF8, Utf8Evidence, encoding_of, undecodable
 from connectors.files.form import TextForm
 from connectors.paths.files import DataFile
 
@@ -21,8 +21,10 @@ BATCH_BYTES = 8 << 20
 
 
 def document_rows(files: fs.FileSystem, data_files: tuple[DataFile, ...], form: TextForm) -> Rows:
-    """``path`` is that below the folder or glob that was named. A file that is not UTF-8 among others that are is an error of its row;
-    files that are all in another encoding are refused."""
+    """``path`` is relative to the folder or glob that was named.
+
+    A single file that is not UTF-8 is an error of its row; files that are all in another encoding are refused.
+    """
     for data_file in data_files:
         if data_file.size_bytes > MAX_FILE_BYTES:
             raise SourceError(
@@ -35,7 +37,7 @@ def _batches(files: fs.FileSystem, data_files: tuple[DataFile, ...], form: TextF
     paths: list[str] = []
     texts: list[bytes | None] = []
     held_bytes = 0
-    doubt = Doubt()
+    doubt = Utf8Evidence()
     for data_file in data_files:
         text = _text(files, data_file, form)
         if form.encoding is None:
@@ -52,7 +54,7 @@ def _batches(files: fs.FileSystem, data_files: tuple[DataFile, ...], form: TextF
 
 
 def _text(files: fs.FileSystem, data_file: DataFile, form: TextForm) -> bytes:
-    """In UTF-8 where its encoding is known; as stored where it is not what it was taken for, or nothing that is text."""
+    """The file's text as UTF-8. A file taken for UTF-8 is returned as stored, valid or not."""
     with reading(data_file.path, "text"), files.open_input_stream(data_file.path, compression=None) as stream:
         raw = bytes(stream.read())
     encoding = encoding_of(raw[:HEAD_BYTES], form.encoding)

@@ -1,4 +1,4 @@
-"""The encoding of text files: told by a byte order mark or by where the zero bytes lie, given by the user, or refused; never guessed."""
+"""The encoding of text files: detected by a byte order mark or the place of zero bytes, given by the user, or refused; never guessed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ UTF8 = ("utf-8", "utf-8-sig")
 
 
 def checked_encoding(name: str | None) -> str | None:
-    """Python's name of the encoding. Raises `SourceError` for one that is none of text."""
+    """Python's name of the encoding. Raises `SourceError` for a name that is no text encoding."""
     if name is None:
         return None
     try:
@@ -33,9 +33,9 @@ def checked_encoding(name: str | None) -> str | None:
 
 
 def encoding_of(head: bytes, given: str | None = None) -> str:
-    """By a file's first bytes: ``utf-8-sig`` (with or without its mark) where nothing says otherwise.
+    """The encoding by a file's first bytes; by default ``utf-8-sig``, which reads UTF-8 with or without a mark.
 
-    A mark wins over nothing; ``given`` wins over everything, because the user knows.
+    ``given`` overrides the bytes, because the user knows.
     """
     if given is not None:
         return given
@@ -46,7 +46,7 @@ def encoding_of(head: bytes, given: str | None = None) -> str:
 
 
 def _without_mark(head: bytes) -> str | None:
-    """UTF-16 that says nothing of its byte order: its ASCII characters have a zero byte each, all on one side."""
+    """UTF-16 without a byte order mark: each ASCII character has a zero byte, always on the same side."""
     pairs = len(head) // 2
     if pairs < 2:
         return None
@@ -57,10 +57,10 @@ def _without_mark(head: bytes) -> str | None:
     return None
 
 
-class Doubt:
-    """Counts what speaks for and against UTF-8 in the cells of a file that was taken to be UTF-8.
+class Utf8Evidence:
+    """Collects evidence for and against UTF-8 in the cells of a file taken for UTF-8.
 
-    A few bad cells among good ones are errors of their rows. Bad ones alone are another encoding, and the file is refused.
+    A few invalid cells among valid ones are errors of their rows. If all are invalid, the file is in another encoding and refused.
     """
 
     def __init__(self) -> None:
@@ -78,7 +78,7 @@ class Doubt:
             self.first_bad = self.first_bad or (where, raw[error.start])
 
     def check(self) -> None:
-        """Raise `SourceError` where nothing but bad cells was seen."""
+        """Raise `SourceError` if all cells beyond ASCII were invalid."""
         if self.first_bad is not None and self.good == 0:
             where, byte = self.first_bad
             raise SourceError(f"{where} is not UTF-8 (byte {byte:#04x}); {advice(byte)}")
@@ -91,7 +91,7 @@ def advice(byte: int) -> str:
 
 
 def undecodable(where: str, error: UnicodeError, encoding: str) -> SourceError:
-    """For text that its encoding cannot read."""
+    """The error for text that cannot be decoded with its encoding."""
     plain = encoding.removesuffix("-sig")
     if isinstance(error, UnicodeDecodeError) and isinstance(error.object, bytes) and error.start < len(error.object):
         byte = error.object[error.start]

@@ -1,4 +1,4 @@
-"""What a user says of text files that the files do not say themselves."""
+"""What the user tells about text files, because the files do not: encoding and ragged rows."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class TextForm:
-    """``encoding``: Python's name of it; None: told by the file. ``ragged``: rows of CSV may be shorter or longer than the header."""
+    """``encoding``: Python's name of it; None: detected from the file. ``ragged``: rows of CSV may be shorter or longer than the header."""
 
     encoding: str | None = None
     ragged: bool = False

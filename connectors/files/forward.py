@@ -1,4 +1,4 @@
-"""Files that are read from their start to their end only: JSON lines, CSV, Arrow IPC, text."""
+"""Files that can only be read from start to end: JSON lines, CSV, Arrow IPC, text."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class FilesReading:
         return hashlib.sha256(json.dumps([self._kind, facts, *self._told()]).encode()).hexdigest()
 
     def _told(self) -> list[object]:
-        """What the user said of the files, where it is not what they say themselves."""
+        """The user's options for the files; empty for the defaults."""
         return [] if self._form == TextForm() else [self._form.encoding, self._form.ragged]
 
     @contextmanager

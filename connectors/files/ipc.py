@@ -56,7 +56,7 @@ def _batches(files: fs.FileSystem, data_file: DataFile) -> Iterator[pa.RecordBat
 
 
 def _kept(kind: pa.DataType) -> pa.DataType:
-    """As Parquet holds it: no views within dictionaries, which polars writes."""
+    """The type as Parquet holds it: dictionaries of views, which polars writes, become plain strings or bytes."""
     if pa.types.is_dictionary(kind) and pa.types.is_string_view(kind.value_type):
         return pa.string()
     return pa.binary() if pa.types.is_dictionary(kind) and pa.types.is_binary_view(kind.value_type) else kind

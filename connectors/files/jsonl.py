@@ -1,4 +1,4 @@
-"""JSON: one object a line, one array of objects, or objects over several lines; columns as wide as all their values."""
+"""JSON: one object a line, one array of objects, or objects over several lines; each column has the narrowest type for its values."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TAIL_BYTES = 1 << 16  # searched for the end of an array; white space alone may 
 
 
 def jsonl_rows(files: fs.FileSystem, data_files: tuple[DataFile, ...], form: TextForm) -> Rows:
-    """Columns of all files in the order they first occur; an object without one has null there. Objects and lists become JSON text.
+    """Columns of all files in the order they first occur; a missing key is null. Objects and lists become JSON text.
 
     Reads everything twice: the first pass finds the columns. Raises `SourceError` naming the line or item that is no JSON object, that
     names a key twice, or that holds a number which a double cannot hold.
@@ -71,7 +71,7 @@ def _objects(files: fs.FileSystem, data_files: tuple[DataFile, ...], form: TextF
 
 
 def _told(files: fs.FileSystem, data_file: DataFile, form: TextForm) -> tuple[str, str | None]:
-    """The encoding, and DuckDB's word for the layout; None for lines, the plain form."""
+    """The encoding, and DuckDB's name of the layout; None for one object a line."""
     with reading(data_file.path, "JSON lines"), opened(files, data_file) as stream:
         head = bytes(stream.read(HEAD_BYTES))
     encoding = encoding_of(head, form.encoding)
@@ -107,7 +107,7 @@ def _check_length(line: bytes, data_file: DataFile, number: int) -> None:
 
 
 def _items(files: fs.FileSystem, data_file: DataFile, encoding: str, layout: str) -> Iterator[tuple[int, bytes]]:
-    """Each object as it is written, found by DuckDB's reader in a copy that is UTF-8, local and not compressed."""
+    """Each object as written, split by DuckDB's reader from an uncompressed local copy in UTF-8."""
     where = shown(data_file.path)
     with tempfile.TemporaryDirectory(prefix="harvester-json-") as scratch:
         copy = Path(scratch, "copy.json")
@@ -127,7 +127,7 @@ def _items(files: fs.FileSystem, data_file: DataFile, encoding: str, layout: str
                 raise SourceError(
                     f"{where} is not JSON behind item {number}: {told}; fix it, or write one object a line: jq -c '.[]'"
                 ) from error
-        if layout == "array" and not _tail(copy).endswith(b"]"):  # DuckDB takes what was cut behind a comma for whole
+        if layout == "array" and not _tail(copy).endswith(b"]"):  # DuckDB accepts an array that was cut after a comma
             raise SourceError(f"{where} ends within its array, behind item {number}: it was cut; write it again")
 
 

@@ -1,6 +1,6 @@
-"""How large the record batches of Arrow IPC become in memory, by the headers of its messages alone.
+"""Size in memory of Arrow IPC record batches, read from the headers of the messages alone.
 
-Arrow's format: `Message.fbs`, as flatbuffers; a compressed buffer begins with the bytes that it takes once it is decompressed.
+Arrow's format: `Message.fbs`, as flatbuffers; a compressed buffer begins with its decompressed size.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ class _Table:
 
 
 def check_messages(stream: Any, where: str) -> None:
-    """Pass over the messages of ``stream``, a seekable file or stream of Arrow IPC at its start.
+    """Check the messages of ``stream``, a seekable file or stream of Arrow IPC at its start.
 
-    Raises `SourceError` for a batch that would not fit into memory. What cannot be read is left to Arrow to name.
+    Raises `SourceError` for a batch that would not fit into memory. Unreadable messages are left for Arrow to report.
     """
     at = len(_MAGIC) if bytes(stream.read(len(_MAGIC))) == _MAGIC else 0
     while (head := _header(stream, at)) is not None:

@@ -29,7 +29,7 @@ BATCH_ROWS = 1024
 
 
 class SheetReading:
-    """One sheet; ``table`` chooses where there are several that hold something. Numbers that are whole in every row are integers."""
+    """One sheet; ``table`` names it if several sheets have cells. Numbers that are whole in every row are integers."""
 
     def __init__(self, location: Location, data_files: tuple[DataFile, ...], table: str | None) -> None:
         if len(data_files) > 1:
@@ -104,10 +104,10 @@ def _header(cells: list[list[Any]], where: str) -> list[str]:
 
 
 def _plain(row: list[Any]) -> list[Any]:
-    """An empty cell is null. A formula that failed has its error as text, as the sheet shows it; a time span is ISO text of hours."""
+    """An empty cell becomes null, a failed formula its error as text, a time span Python's text of it."""
     return [None if value == "" else str(value) if isinstance(value, timedelta) else _whole(value) for value in row]
 
 
 def _whole(value: Any) -> Any:
-    """A whole number as an integer: a workbook knows doubles only. Beside fractions in its column it is one of them again."""
+    """A whole number as an integer, since a workbook has doubles only. In a column with fractions it becomes a double again."""
     return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 1 << 53 else value

@@ -1,4 +1,4 @@
-"""Standard input, kept as one Parquet file under the digest of what came in: the same input again is the same file."""
+"""Standard input, kept as one Parquet file named by a digest of the input: the same input gives the same file."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _LINES_A_BATCH = 1024
 
 
 class Form(StrEnum):
-    """What standard input is made of."""
+    """Format of standard input."""
 
     JSONL = "jsonl"
     CSV = "csv"
@@ -57,8 +57,8 @@ class KeptInput:
 def keep_input(stream: BinaryIO, folder: Path, form: Form | None = None, name: str = "stdin") -> KeptInput:
     """Read ``stream`` to its end and keep its rows as ``folder/DIGEST/name.parquet``, durable.
 
-    Without ``form`` it is told by the first bytes. Raises `SourceError` for what is not of that form, with the line or row at fault, and
-    for no rows; nothing stays then. `StorageError` for the disk's errors.
+    Without ``form`` the first bytes decide. Raises `SourceError` for input not of that form, naming the line or row, and for no rows;
+    nothing is kept then. Raises `StorageError` for the disk's errors.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -76,13 +76,13 @@ def keep_input(stream: BinaryIO, folder: Path, form: Form | None = None, name: s
 
 
 def forget_input(kept: KeptInput) -> None:
-    """Remove it again, where it was made for something that did not come about."""
+    """Remove a newly kept input again, if no job was made of it."""
     if kept.is_new:
         shutil.rmtree(kept.path.parent, ignore_errors=True)
 
 
 def form_of(head: bytes) -> Form:
-    """By the first bytes. Raises `SourceError` for binary data of an unknown kind.
+    """The format by the first bytes. Raises `SourceError` for binary data of an unknown kind.
 
     Text is CSV where its first lines have the same number of cells, two or more; else each line is a row.
     """

@@ -1,4 +1,4 @@
-"""A file of text read forward, decompressed by its suffix, and no further than a real text of its size could be."""
+"""A text file read forward, decompressed by its suffix; a decompression bomb is refused."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from connectors.errors import SourceError
 from connectors.paths.files import DataFile
 from connectors.paths.names import COMPRESSIONS
 
-FREE_BYTES = 256 << 20  # below, any ratio will do
+FREE_BYTES = 256 << 20  # up to here any ratio is allowed
 MAX_RATIO = 200  # text that repeats itself comes to about 100; a bomb to 1,000 and more
 
 
 def opened(files: fs.FileSystem, data_file: DataFile) -> Any:
-    """A stream that Arrow reads from, too. Reading it raises `SourceError` where the file is a bomb."""
+    """A stream that Arrow can read too. Reading it raises `SourceError` if the file is a decompression bomb."""
     stream = files.open_input_stream(data_file.path)
     if not data_file.path.partition("?")[0].lower().endswith(COMPRESSIONS):
         return stream

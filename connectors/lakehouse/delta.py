@@ -22,7 +22,7 @@ BATCH_ROWS = 1024
 
 
 class DeltaReading:
-    """Deleted rows, deletion vectors, evolved schemas and renamed columns are as the log says them."""
+    """Follows the log for deleted rows, deletion vectors, evolved schemas and renamed columns."""
 
     def __init__(self, location: Location) -> None:
         self.origin = Origin(location.uri)

@@ -21,7 +21,7 @@ MAX_STATE_BYTES = 16 << 20
 def saved_files(location: Location, split: str | None) -> tuple[DataFile, ...]:
     """The Arrow files of a split, in order; of the data set itself where it has none.
 
-    Raises `SourceError` where a split must be chosen, and for rows that only an index file orders.
+    Raises `SourceError` where a split must be chosen, and if the row order is kept in an index file.
     """
     check_folder(location)
     folder = location.path

@@ -24,7 +24,7 @@ _VERSION = re.compile(r"^(?:v(?P<hadoop>\d+)(?:\.gz)?|(?P<catalog>\d+)-[^/]*)(?:
 
 
 class IcebergReading:
-    """Without a catalog nobody says which metadata file is the newest: the highest number counts, and two of one number are refused."""
+    """Without a catalog, the metadata file with the highest number counts as the newest; two of that number are refused."""
 
     def __init__(self, location: Location) -> None:
         self.origin = Origin(location.uri)
@@ -81,7 +81,7 @@ class IcebergReading:
 
 
 def _watched(io: Any, location: Location) -> Any:
-    """The table's access to files, which asks the rules before each: metadata, manifests and data are named by the table itself."""
+    """The table's file IO, with the rules checked before each file: the table itself names its metadata, manifests and data."""
     original = io.new_input
 
     def new_input(address: str) -> Any:

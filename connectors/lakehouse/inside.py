@@ -1,4 +1,4 @@
-"""Where the files of a table format may lie: the rules of who asks hold for what its log names, too."""
+"""Applies the client's source rules to the files of a table format, also to those that its log names."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ADDRESS = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*)://")
 
 
 def check_folder(location: Location) -> None:
-    """Raise `SourceError` where a file below the folder leads out of what may be read: a library follows links without asking."""
+    """Raise `SourceError` if a file below the folder leads outside what may be read: a library follows links unchecked."""
     rules = location.rules
     if rules is None or location.local is None:
         return
@@ -30,7 +30,7 @@ def check_folder(location: Location) -> None:
 
 
 def check_named(file: str, location: Location) -> None:
-    """Raise `SourceError` for a file that a table's log names and that who asks may not read. No rules: everything may be read."""
+    """Raise `SourceError` for a file named by a table's log that the client may not read. Without rules all may be read."""
     rules = location.rules
     if rules is None:
         return
@@ -50,7 +50,7 @@ def plain_types(schema: pa.Schema) -> pa.Schema:
 
 
 def plain_batches(batches: Iterator[pa.RecordBatch], schema: pa.Schema, path: str, kind: str) -> Iterator[pa.RecordBatch]:
-    """What a library reads, in the types of ``schema``. Its errors name ``path`` and the ``kind`` of table."""
+    """A library's batches, cast to the types of ``schema``. Errors name ``path`` and the ``kind`` of table."""
     while True:
         with reading(path, kind):
             batch = next(batches, None)

@@ -39,7 +39,7 @@ class GroupCursor:
             self._stream = files.open_input_file(data_file.path)
             buffer_bytes = max(1 << 16, min(1 << 20, BUFFER_BYTES // max(1, len(columns))))
             self._parquet = pq.ParquetFile(self._stream, pre_buffer=False, buffer_size=buffer_bytes)
-            # A dictionary's entry, or a prefix, may be repeated in each row: no value is longer than the page that it is of.
+            # A dictionary entry or a prefix may repeat in each row, but no value is longer than its page.
             page_bytes = largest_page(self._stream, self._parquet, group, set(columns), shown(self._path))
             batch_rows = max(1, min(batch_rows, WORST_BATCH_BYTES // max(1, page_bytes)))
             self._batches: Iterator[pa.RecordBatch] = self._parquet.iter_batches(
@@ -55,7 +55,7 @@ class GroupCursor:
             raise SourceError(f"{data_file.path} changed while it was read; submit it again as a new job")
 
     def _check_kept(self) -> None:
-        """Raise `SourceError` where a local file was written to since it was opened; one that was replaced or removed is still held."""
+        """Raise `SourceError` if a local file was written to since it was opened. A replaced or removed file can still be read."""
         now = None if self._opened is None else _stat(self._path)
         if now is not None and self._opened is not None and now != self._opened and now[0] == self._opened[0]:
             raise SourceError(f"{self._path} changed while it was read; submit it again as a new job")
@@ -99,7 +99,7 @@ class GroupCursor:
 
 
 def _stat(path: str) -> tuple[int, int, int] | None:
-    """Inode, time of change and size of a local file; None of one that is not there."""
+    """Inode, time of change and size of a local file; None if there is none."""
     try:
         found = Path(path).stat()
     except OSError:

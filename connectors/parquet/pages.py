@@ -1,6 +1,6 @@
-"""What the pages of a row group become in memory, by their own headers: a footer may say less, and Arrow believes the header.
+"""Size in memory of a row group's pages, read from their headers: a footer may claim less, and Arrow trusts the header.
 
-Parquet's Thrift definition, `PageHeader`; in Thrift's compact protocol.
+Reads `PageHeader` of Parquet's Thrift definition, in Thrift's compact protocol.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import pyarrow.parquet as pq
 from connectors.errors import SourceError
 
 MAX_PAGE_BYTES = 256 << 20  # decompressed
-MAX_NESTED_VALUES = 1 << 26  # of lists, in one row group: a run-length code makes any number of few bytes
-_HEADER_BYTES = 1 << 13  # statistics in it may hold long text; more is asked for where that is too little
+MAX_NESTED_VALUES = 1 << 26  # of lists, in one row group: run-length coding makes any number from a few bytes
+_HEADER_BYTES = 1 << 13  # read first; statistics may hold long text, then more is read
 _MAX_HEADER_BYTES = 1 << 24
 _DATA, _DICTIONARY, _DATA_V2 = 5, 7, 8  # fields of `PageHeader`: a structure each, whose first field counts values
 
 
 class _Short(Exception):
-    """The header goes on behind what was read."""
+    """The header is longer than what was read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ def _varint(raw: bytes, at: int) -> tuple[int, int]:
 
 
 def _structure(raw: bytes, at: int) -> tuple[dict[int, Any], int]:
-    """Fields by number: numbers and structures; what else there is is passed over."""
+    """Numbers, booleans and structures by field number, and where the structure ends. Other values are None."""
     fields: dict[int, Any] = {}
     number = 0
     while True:

@@ -1,4 +1,4 @@
-"""Results as Parquet parts in a local folder: each part appears whole and durable, with what is known of it in its footer."""
+"""Results as Parquet parts in a local folder: each part appears whole and durable, with its metadata in the footer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from connectors.edge import first_line
 from connectors.errors import DamageError, StorageError
 
 SUFFIX = ".parquet"
-ASIDE = ".damaged"  # behind the name of a part that was put aside
+ASIDE = ".damaged"  # added to the file name of a part that was put aside
 _PREFIX = b"harvester."  # keeps a part's metadata apart from what Arrow and pandas keep in the same place
 _CHECKSUM = _PREFIX + b"crc32"  # of the other metadata: Parquet's own checksums are of pages, not of the footer
 _AT_ONCE = 4
@@ -125,7 +125,7 @@ class PartsSink:
                 pass
 
     def sweep(self) -> tuple[Path, ...]:
-        """Remove what writers that died have left half written; returns those files. Safe while others write."""
+        """Remove half-written files of dead writers; returns their paths. Safe while others write."""
         try:
             return sweep(self._folder)
         except OSError as error:
@@ -156,7 +156,7 @@ def _read(path: Path) -> pa.Table:
 
 @contextmanager
 def _mapped(path: Path) -> Iterator[None]:
-    """`FileNotFoundError` stays. A page that does not fit its checksum is an `OSError` without a number of its own."""
+    """Map errors to ours, except `FileNotFoundError`. A page that fails its checksum raises an `OSError` without errno."""
     try:
         yield
     except FileNotFoundError:

@@ -47,7 +47,7 @@ def _read(files: fs.FileSystem, data_file: DataFile) -> Footer:
 
 
 def _without_views(schema: pa.Schema) -> pa.Schema:
-    """Views, as polars writes them, as the types that they are views of: of Arrow's functions few take views."""
+    """The schema with views, as polars writes them, as plain strings and bytes: few of Arrow's functions take views."""
     return pa.schema([pa.field(field.name, with_leaves(field.type, _viewed), field.nullable) for field in schema])
 
 

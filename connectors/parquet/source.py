@@ -86,7 +86,7 @@ class ParquetSource(Closing):
         return pa.Table.from_arrays([arrays[name] for name in names], schema=pa.schema([self._schema.field(name) for name in names]))
 
     def _open(self, index: int, place: _Place, stored: Sequence[str], offset: int) -> GroupCursor:
-        """A cursor at ``offset``: the one at hand where it can still get there, else a new one."""
+        """A cursor at ``offset``: the open one if it can still reach it, else a new one."""
         at = (index, frozenset(stored))
         cursor = self._cursor
         if cursor is None or self._cursor_at != at or cursor.position > offset:
@@ -123,7 +123,7 @@ def _joined(batches: Sequence[pa.RecordBatch], field: pa.Field) -> pa.ChunkedArr
 
 
 def name_of(path: str) -> str:
-    """From ``docs`` of ``/data/docs.parquet``, ``/data/docs/`` or ``/data/docs/*.parquet``."""
+    """A source name from a path: ``docs`` for ``/data/docs.parquet``, ``/data/docs/`` or ``/data/docs/*.parquet``."""
     last = [part for part in reversed(PurePosixPath(path).parts) if part != "**"][:3]
     stems = [re.sub(r"[*?\[].*", "", part) if is_glob(part) else part for part in last]
     return source_name(*(stem_of(stem) for stem in stems))

@@ -46,11 +46,11 @@ def is_glob(path: str) -> bool:
 
 
 def find(location: Location) -> tuple[FileKind, tuple[DataFile, ...]]:
-    """Every file that the location stands for, and what kind they are. A path that exists is taken as it is, whatever glob signs are in it.
+    """Every file that the location stands for, and what kind they are. A path that exists is taken literally, glob characters or not.
 
-    Folders are searched to the bottom; names that start with ``_`` or ``.`` are left out. Beside Parquet files all others are left out,
-    beside other tables text is (a README); two kinds of table in one folder are refused.
-    Raises `SourceError` where there is nothing, or nothing of a known kind.
+    Folders are searched recursively; names that start with ``_`` or ``.`` are left out. Beside Parquet files all others are left out.
+    Beside other tables text files (a README) are left out; two kinds of table in one folder are refused. Raises `SourceError` where there
+    is nothing, or nothing of a known kind.
     """
     with reading(location.uri):
         info = location.files.get_file_info([location.path])[0]
@@ -64,7 +64,7 @@ def find(location: Location) -> tuple[FileKind, tuple[DataFile, ...]]:
             root, found = _matches(location.files, location.path)
             nothing = "matches no file"
         else:
-            if location.uri.startswith(("http:", "https:")):  # whose files are "not found" too where nobody answers
+            if location.uri.startswith(("http:", "https:")):  # whose files are "not found" too if the server does not answer
                 _ask(location)
             raise SourceError(f"{location.label} does not exist; give the path of {KNOWN}")
     prefix = root.rstrip("/") + "/"
@@ -80,7 +80,7 @@ def find(location: Location) -> tuple[FileKind, tuple[DataFile, ...]]:
 
 
 def _ask(location: Location) -> None:
-    """Raise `OSError` where the server of an address does not answer. Arrow keeps no cause of an error, so fsspec is asked."""
+    """Raise `OSError` where the server of an address does not answer. Arrow drops the cause of an error, so fsspec is asked."""
     handler: Any = getattr(location.files, "handler", None)
     try:
         if handler is not None:
@@ -91,7 +91,7 @@ def _ask(location: Location) -> None:
 
 
 def _refuse_tables(location: Location, root: str, relatives: Sequence[str], *, is_whole: bool) -> None:
-    """Raise `SourceError` for files of a table format: which of them count, and which of their rows, only the table's log says.
+    """Raise `SourceError` for files of a table format: only the table's log says which files, and which of their rows, count.
 
     ``is_whole``: all files below the root are known, not only those that a glob matches.
     """
@@ -140,7 +140,7 @@ def _common_kind(location: Location, names: Sequence[str], nothing: str) -> File
 
 
 def _stamp(files: fs.FileSystem, info: fs.FileInfo) -> str:
-    """What tells two editions of a file apart without reading it: the time of change, or what fsspec holds for it."""
+    """A value that changes when a file is replaced, known without reading it: the time of change, or fsspec's ``ukey``."""
     if info.mtime_ns is not None:
         # Object stores give the same time in seconds or finer, depending on whether the file was listed or asked for by name.
         return str(info.mtime_ns if isinstance(files, fs.LocalFileSystem) else info.mtime_ns // 10**9)

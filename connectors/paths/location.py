@@ -20,7 +20,7 @@ _ADDRESS = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*)://")
 # `?` is also a sign of globs: only key=value pairs at the very end are options of the address.
 _OPTIONS = re.compile(r"\?[A-Za-z_]+=[^/]*$")
 _GOOGLE = ("gs://", "gcs://")
-_GOOGLE_S = 15  # Arrow's own tries last 15 minutes, without a word
+_GOOGLE_S = 15  # Arrow by itself retries for 15 minutes, silently
 KNOWN_ADDRESSES = "a path, file://, s3://, gs://, hdfs://, abfs:// and the addresses that fsspec knows"
 
 
@@ -35,7 +35,7 @@ class Location:
 
     @property
     def label(self) -> str:
-        """How messages call it."""
+        """Name used in messages."""
         return shown(self.uri)
 
     @property
@@ -67,7 +67,7 @@ def locate(uri: str, rules: SourceRules | None = None) -> Location:
 
 
 def _local(path: str, uri: str, rules: SourceRules | None) -> Location:
-    if rules is not None and not path.startswith("/"):  # whatever folder this process is in is not the client's to know
+    if rules is not None and not path.startswith("/"):  # a client must not learn this process's folder
         raise SourceError(f"{uri[:200]} is a relative path, which a server cannot read for its clients; give a path that begins with /")
     absolute = str(Path(path).expanduser().absolute())
     if rules is not None:
@@ -84,7 +84,7 @@ def _remote(uri: str, scheme: str) -> Location:
     host, _, key = body.partition("/")
     with reading(uri):
         try:
-            # Only the host goes through the parser: a path may hold spaces, brackets and percent signs that mean themselves.
+            # Only the host goes through the parser: a path may hold literal spaces, brackets and percent signs.
             files, base = fs.FileSystem.from_uri(f"{scheme}{host}/{asked}")
         except pa.ArrowNotImplementedError:
             return _through_fsspec(uri, scheme)

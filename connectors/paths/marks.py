@@ -1,4 +1,4 @@
-"""What tells that a folder is a table of a table format, whose files must not be read one by one: its log says which of them count."""
+"""Detects folders of a table format. Their files must not be read one by one: the table's log says which of them count."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ def marked(relatives: Iterable[str]) -> tuple[TableFormat, str] | None:
 
 
 def _is_saved(relative: str, names: Set[str]) -> bool:
-    """``state.json`` is a plain name: only beside ``dataset_info.json`` is it that of a data set saved to disk."""
+    """``state.json`` is a common name: only beside ``dataset_info.json`` does it mark a data set saved to disk."""
     path = PurePosixPath(relative)
     return path.name == "dataset_dict.json" or str(path.with_name("dataset_info.json")) in names
 
 
 def marks_of(files: fs.FileSystem, folder: str) -> TableFormat | None:
-    """Whether a folder is a table itself. Asks for a few names, whatever else is in it."""
+    """The table format of a folder itself; None for a plain one. Looks up a few names only, however many files it holds."""
     infos = files.get_file_info([f"{folder.rstrip('/')}/{name}" for name in _NAMES])
     there = {name for name, info in zip(_NAMES, infos, strict=True) if info.type != fs.FileType.NotFound}
     for name, form in _FOLDERS.items():
@@ -68,13 +68,13 @@ def marks_of(files: fs.FileSystem, folder: str) -> TableFormat | None:
 
 
 def between(relatives: Iterable[str]) -> list[str]:
-    """The folders that files lie in below a root, outermost first; those of a partition (``key=value``) are their table's."""
+    """Folders between a root and its files, outermost first. Partition folders (``key=value``) are left out: they are their table's."""
     folders = {str(parent) for relative in relatives for parent in PurePosixPath(relative).parents}
     return sorted((one for one in folders - {"."} if "=" not in one.rpartition("/")[2]), key=lambda one: (one.count("/"), one))
 
 
 def above(files: fs.FileSystem, path: str) -> tuple[TableFormat, str] | None:
-    """The table that ``path``, a folder or the literal part of a glob, lies in, and that table's folder."""
+    """The table that contains ``path`` (a folder, or the literal part of a glob), and the table's folder."""
     for folder in (str(parent) for parent in PurePosixPath(path).parents):
         if folder in ("/", ".", ""):
             return None

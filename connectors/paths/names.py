@@ -1,4 +1,4 @@
-"""What the name of a file says: the kind of file by its suffix, and what a person calls the source."""
+"""What a file name tells: the kind of file by its suffix, and a short name for the source."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class FileKind(StrEnum):
     JSONL = "JSON lines"
     CSV = "CSV"
     SHEET = "workbook"
-    TEXT = "text"  # a row a file
+    TEXT = "text"  # one row per file
 
 
 SUFFIXES: dict[FileKind, tuple[str, ...]] = {
@@ -38,7 +38,7 @@ KNOWN = (
 
 
 def kind_of(name: str) -> FileKind | None:
-    """By the suffix of a file's name, without regard to case."""
+    """File kind by the suffix of a file's name, ignoring case."""
     plain = name.lower()
     bare = next((plain.removesuffix(end) for end in COMPRESSIONS if plain.endswith(end)), None)
     for kind, suffixes in SUFFIXES.items():

@@ -1,4 +1,4 @@
-"""What may be read for someone who is not the user that this program runs as."""
+"""What may be read for a client that is not the user this program runs as."""
 
 from __future__ import annotations
 
@@ -24,13 +24,11 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 @dataclass(frozen=True, slots=True)
 class SourceRules:
-    """``roots``: folders whose regular files may be read, links followed first and but for names that begin with a dot.
+    """``roots``: folders whose regular files may be read, except names that begin with a dot; links are resolved first.
 
-    ``denied``: folders within them that may not.
-
-    ``hosts`` names what may be reached: host names (``*.example.com``) or addresses for http and https, beginnings of other addresses
-    (``s3://bucket``), whole addresses of databases or, with a colon at the end, all of a kind (``postgres:``). None: http and https
-    at public addresses.
+    ``denied``: folders within them that may not be read. ``hosts``: what may be reached. Entries are host names (``*.example.com``) or IP
+    addresses for http and https, prefixes of other addresses (``s3://bucket``), whole addresses of databases, or a kind of database with a
+    colon at the end (``postgres:``). None: http and https at public addresses.
     """
 
     roots: tuple[str, ...] = ()
@@ -38,7 +36,7 @@ class SourceRules:
     denied: tuple[str, ...] = ()
 
     def check_path(self, path: str) -> None:
-        """Raise `SourceError` unless ``path``, as far as it holds no glob, lies in a root. Says nothing of whether it exists."""
+        """Raise `SourceError` unless the part of ``path`` before any glob lies in a root. Does not tell whether it exists."""
         parts = Path(path).parts
         if ".." in parts:
             raise SourceError(f"{path} goes up with ..; name the folder itself")
@@ -56,7 +54,7 @@ class SourceRules:
             raise SourceError(f"{path} is no regular file; give the path of one")
 
     def check_address(self, uri: str) -> None:
-        """Raise `SourceError` for an address with ``://`` that may not be reached. Where a host name leads is `check_peer`'s."""
+        """Raise `SourceError` for an address with ``://`` that may not be reached. `permits` checks what a host name resolves to."""
         scheme, _, rest = uri.partition("://")
         if "::" in uri and scheme.lower() in _WEB and "[" not in rest.partition("/")[0]:
             raise SourceError(f"{masked(uri)[:200]} chains two addresses with ::; name the file itself")
@@ -65,13 +63,13 @@ class SourceRules:
             raise self._refusal(uri)
 
     def check_database(self, uri: str) -> None:
-        """Raise `SourceError` for a database to attach that is not listed whole: its words after the first may name another host."""
+        """Raise `SourceError` unless the database's kind or whole address is listed: its later words may name another host."""
         kind = uri.partition(":")[0].lower() + ":"
         if not any(entry.lower() == kind or entry == without_login(uri) for entry in self.hosts or ()):
             raise self._refusal(uri)
 
     def permits(self, host: str, address: Address) -> bool:
-        """Whether a connection to ``address`` may be made for the sake of ``host``. Loopback and link-local are named one by one."""
+        """Whether to connect to ``address`` for ``host``. Loopback, link-local and other special addresses must be listed one by one."""
         plain = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped else address
         named = {entry.lower() for entry in self.hosts or ()}
         if str(plain) in named or (plain.is_loopback and "localhost" in named and host.lower() == "localhost"):

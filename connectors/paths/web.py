@@ -1,4 +1,4 @@
-"""Files over HTTP for someone with `SourceRules`: every connection is checked, those after a redirect too."""
+"""Files over HTTP under `SourceRules`: every connection is checked, also after a redirect."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def open_web(uri: str, rules: SourceRules) -> fsspec.AbstractFileSystem:
-    """A file system that connects to what ``rules`` permit only. Raises `SourceError` where ``uri`` leads elsewhere already."""
+    """A file system that connects only to what ``rules`` permit. Raises `SourceError` if they do not permit ``uri`` itself."""
     import aiohttp
 
     async def client(**options: Any) -> ClientSession:
@@ -29,11 +29,11 @@ def open_web(uri: str, rules: SourceRules) -> fsspec.AbstractFileSystem:
 
 
 def checked_connector(rules: SourceRules) -> TCPConnector:
-    """Of a client session: it connects to what ``rules`` permit only, and fails with `OSError` elsewhere. Call it on the event loop."""
+    """A connector for a client session: connects only to what ``rules`` permit, else raises `OSError`. Call it on the event loop."""
     import aiohttp
     from aiohttp.abc import AbstractResolver
 
-    allowed: set[str] = set()  # addresses that a name that may be asked for led to
+    allowed: set[str] = set()  # addresses that a permitted name resolved to
 
     class Resolver(AbstractResolver):
         """Looks a name up once, so that what was checked is what is connected to."""
@@ -59,7 +59,7 @@ def checked_connector(rules: SourceRules) -> TCPConnector:
 
 
 def _check_first(uri: str, rules: SourceRules) -> None:
-    """For a clear message: fsspec calls whatever fails a file that is not there."""
+    """Check ``uri`` first, for a clear message: fsspec reports any failure as a missing file."""
     host = host_of(uri)
     try:
         found = {str(entry[4][0]) for entry in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}

@@ -30,7 +30,7 @@ class LineForm(StrEnum):
 
 @dataclass(slots=True)
 class _Written:
-    """What the journal says. ``inode`` tells the file apart from one that was put in its place."""
+    """What the journal records. ``inode`` tells whether the file was replaced."""
 
     inode: int = 0
     end_bytes: int = 0
@@ -86,7 +86,7 @@ class AppendedFile(Closing):
         self._note(lines)
 
     def _rewrite(self, parts: Sequence[Part]) -> None:
-        """From the first row on. Until the journal has its new head, whoever comes next starts again."""
+        """Write the file again from its first row. Until the journal has its new head, the next writer starts over."""
         self._journal.truncate(0)
         os.fsync(self._journal.fileno())
         self._written = _Written()
@@ -115,7 +115,7 @@ class AppendedFile(Closing):
             _take(self._written, line)
 
     def _known(self) -> _Written:
-        """What the journal holds up to a line that a dying writer tore. Nothing where it is of another job."""
+        """What the journal records, without a line torn by a writer that died. Raises `StorageError` for another job's journal."""
         self._journal.seek(0)
         head, *lines = self._journal.read().split(b"\n")[:-1] or [b"null"]
         written = _Written()
@@ -132,7 +132,7 @@ class AppendedFile(Closing):
         return written
 
     def _fits(self) -> bool:
-        """Whether the file is the one of the journal, and as long at least."""
+        """Whether the file is the one that the journal describes, and at least as long."""
         if self._written.inode == 0 or not self._path.exists():
             return False
         stat = self._path.stat()

@@ -1,4 +1,4 @@
-"""Rows as lines of text: JSON, and CSV with what it cannot hold as JSON in a cell."""
+"""Rows as lines of text: JSON, or CSV. Values that CSV cannot hold are text or JSON in a cell."""
 
 from __future__ import annotations
 

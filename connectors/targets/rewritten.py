@@ -1,4 +1,4 @@
-"""One Parquet file that is written whole, again and again, each time when it has grown by a quarter, and at the end."""
+"""One Parquet file, rewritten whole each time it has grown by a quarter, and at the end."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from connectors.edge import first_line
 from connectors.errors import StorageError
 from connectors.parquet.parts import Part
 
-PARTS_AT_ONCE = 64  # a transaction
+PARTS_AT_ONCE = 64  # per transaction
 PATIENCE_S = 60.0  # for another process to close the file
 _POLL_S = 0.25
 _NOTES = "harvester_parts"
@@ -48,7 +48,7 @@ class TableCopy(Closing):
         self._name = ".".join(_quoted(name) for name in (self._schema or "main", self._table))
         self._key = f"{self._schema or 'main'}.{self._table}".lower()
         self._rows = 0
-        self._editions: dict[str, str] | None = None  # as this object left them
+        self._editions: dict[str, str] | None = None  # after the last `update`; None before the first
 
     def update(self, parts: Sequence[Part], *, is_final: bool) -> int:
         if self._editions is not None and not is_final and all(self._editions.get(part.name) == part.edition for part in parts):
@@ -116,7 +116,7 @@ class TableCopy(Closing):
         except duckdb.Error as error:
             raise StorageError(f"cannot write {self._path}: {first_line(error)}; check the file and its disk") from error
         finally:
-            connection.close()  # what was not committed is as if it had not been
+            connection.close()  # rolls back what was not committed
 
     def _open(self) -> duckdb.DuckDBPyConnection:
         waited_s = 0.0
@@ -133,12 +133,12 @@ class TableCopy(Closing):
             waited_s += _POLL_S
 
     def _make(self) -> None:
-        """A new file gets its name when it is whole: one whose maker was killed before would be no database."""
+        """Make a missing file under a temporary name, then link it: a maker that is killed leaves no broken database behind."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         if self._path.exists():
             return
         new = self._path.with_name(f".{self._path.name}.{secrets.token_hex(4)}")
-        # Another may have made it meanwhile, or the file system has no links. What hinders it is told when DuckDB opens the path itself.
+        # Another process may have made it, or the file system has no links. A real problem shows when DuckDB opens the path.
         with suppress(OSError, duckdb.Error):
             duckdb.connect(new).close()
             os.link(new, self._path)

@@ -1,4 +1,4 @@
-"""Copies of results outside the state folder, kept up part by part: what they promise, and which one a name stands for."""
+"""Copies of results outside the state folder, updated part by part: their contract, and the target that a name means."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ def is_table(text: str) -> bool:
 
 
 class Target(Protocol):
-    """Holds the rows of one job's parts. Whoever is killed and when: each part that it holds is in it once, whole.
+    """Holds the rows of one job's parts, each part once and whole, even if a writer is killed at any time.
 
-    Closed and opened again it goes on where it was. Errors are raised as `connectors.errors.StorageError`.
+    Reopened, it continues where it was. Errors are raised as `connectors.errors.StorageError`.
     """
 
     def update(self, parts: Sequence[Part], *, is_final: bool) -> int:
-        """Take up what is new among ``parts``, all that the job has now, and replace what has another edition. Returns the rows held.
+        """Add new parts, and replace those whose edition changed; ``parts`` are all that the job has now. Returns the rows held.
 
-        Durable on return. Before ``is_final`` a target may stay behind, where keeping up would cost too much.
+        Durable on return. Before ``is_final`` a target may lag behind, if keeping up would cost too much.
         """
 
     def close(self) -> None: ...
@@ -67,7 +67,7 @@ class TargetName:
         return cls(path, match["table"] if match else None)
 
     def check(self) -> None:
-        """Raise `StorageError` for a file that no job was written to; asked before there is a job whose results it could hold."""
+        """Raise `StorageError` for an existing file that was not written as a target. Called before the job exists."""
         if self.table is None and self.path.exists():
             form = _LINES.get(self.path.suffix.lower())
             if not (is_rewritten(self.path) if form is None else is_appended(self.path)):

@@ -1,4 +1,4 @@
-"""A client of one server: tables up, jobs watched, rows down. Needs httpx and Arrow alone, and nothing of the server's rooms."""
+"""Client of one server: uploads tables, submits and watches jobs, reads rows. Imports httpx and Arrow, and no server code."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from harvester.api.stream import answer_of, rows_of
 from harvester.api.uploads import upload
 from harvester.api.wire import Address, AsyncWire, Wire
 
-SUBMIT_S = 900.0  # a query over a table is run and written down before the job exists
+SUBMIT_S = 900.0  # the server runs the source's query and stores its rows before the job exists
 SQL_S = 900.0
 J = TypeVar("J")
-_IMPLIED = {"prompt": "ask", "labels": "classify", "schema": "extract"}  # an option that belongs to one task says which is meant
-_CHOICES = ("table", "query", "where", "sample", "seed", "limit", "encoding", "ragged")  # of the source
+_IMPLIED = {"prompt": "ask", "labels": "classify", "schema": "extract"}  # an option that only one task has implies that task
+_CHOICES = ("table", "query", "where", "sample", "seed", "limit", "encoding", "ragged")  # fields of the request's ``source``
 
 
 class Calls(Generic[J]):
-    """What is asked of a server, as flows. ``made`` makes a job of its view and model."""
+    """The requests to a server, as flows. ``made`` builds a job object from the server's view of it and the user's Pydantic model."""
 
     def __init__(self, wire: Wire, made: Callable[[dict[str, Any], Any], J]) -> None:
         self._wire, self._made = wire, made
@@ -48,21 +48,21 @@ class Calls(Generic[J]):
         new: bool = False,
         **fields: Any,
     ) -> Flow[J]:
-        """Make a job of a table. The same job submitted again is found, not made twice, unless ``new``.
+        """Submit a job over a table. Submitting the same job again returns the existing one, unless ``new``.
 
-        ``data``: a path of this machine (file, folder or glob), an address that the server reads (``s3://...``, ``file:///...``) or that
+        ``data``: a local path (file, folder or glob), an address that the server reads (``s3://...``, ``file:///...``) or that
         `upload` returned, a frame (pandas, polars, Arrow), a DuckDB relation, or a list of dicts. All but addresses are uploaded, once.
 
         ``task``: a built-in task; ``prompt`` (with ``{column}``) implies ``ask``, ``labels`` ``classify``, ``schema`` ``extract``.
         ``embed`` gives vectors, on a model that makes embeddings, in column ``embedding``.
         ``images``: columns that hold images (bytes, paths, addresses at allowed hosts), shown with each prompt.
         ``adapter``: name of a LoRA adapter that the server has.
-        ``schema``: a Pydantic model, whose objects `Job.results` yields, or a JSON schema. ``options``: further ones of the task.
-        ``name``: of a frame; the job's id begins with it. ``fields``: those of ``POST /api/jobs``, such as ``column``, ``keep``,
-        ``max_tokens``, ``temperature``, ``thinking`` ("off", "on" or its most tokens; results then have a column ``reasoning``),
-        ``deadline_at_s`` or ``weight``, and of its source, such as ``where``, ``limit`` or ``table``.
+        ``schema``: a Pydantic model, whose objects `Job.results` yields, or a JSON schema. ``options``: the task's further options.
+        ``name``: of an uploaded frame; the job's id begins with it. ``fields``: those of ``POST /api/jobs``, such as ``column``, ``keep``,
+        ``max_tokens``, ``temperature``, ``thinking`` ("off", "on" or a maximum of tokens; results then have a column ``reasoning``),
+        ``deadline_at_s`` or ``weight``, and those of its ``source``, such as ``where``, ``limit`` or ``table``.
 
-        Raises `RefusedError` for a wrong value, `HarvesterError` for what cannot be read or has no rows, `UnreachableError`.
+        Raises `RefusedError` for a wrong value, `HarvesterError` for data that cannot be read or has no rows, `UnreachableError`.
         """
         model = schema if hasattr(schema, "model_json_schema") else None
         given = {"prompt": prompt, "labels": labels, "schema": schema if model is None else model.model_json_schema()}
@@ -87,7 +87,7 @@ class Calls(Generic[J]):
     def map(self, /, frame: Any, prompt: str, **fields: Any) -> Flow[Any]:
         """Answer ``prompt`` for each row, and wait. ``fields``: those of `submit`.
 
-        Returns what ``frame`` is (pandas, polars, a relation, a list of dicts, else an Arrow table): its columns, the answer
+        Returns an object of the kind of ``frame`` (pandas, polars, a relation, a list of dicts, else Arrow) with its columns, the answer
         (``output``, or the columns of ``schema``) and ``error_message``, null where the row was answered. Raises `JobFailedError`.
         """
         job: Any = yield from self.submit(frame, prompt=prompt, **fields)
@@ -108,7 +108,7 @@ class Calls(Generic[J]):
         return [self._made(view, None) for view in found["jobs"]]
 
     def upload(self, data: Any, name: str = "frame") -> Flow[str]:
-        """Bring ``data`` to the server, as far as it is not there. Returns its address there; an address stays as it is."""
+        """Upload what the server does not have yet of ``data``. Returns its address there; an address is returned unchanged."""
         if isinstance(data, str) and ("://" in data or data.startswith("upload:")):
             return data
         if isinstance(data, str | os.PathLike):
@@ -118,13 +118,13 @@ class Calls(Generic[J]):
             return (yield from upload(path))
 
     def answer(self, query: str) -> Flow[str]:
-        """Run a query; the id of its answer."""
+        """Run a query. Returns the id of its answer."""
         told = yield from ask("POST", "/api/sql/answers", json={"query": query}, timeout_s=SQL_S)
         return str(told["id"])
 
 
 def _model(url: str) -> Flow[str]:
-    """The model of a server that answers. Raises `UnreachableError` for anything but a ready harvester server."""
+    """Name of the model that the server runs. Raises `UnreachableError` for anything but a ready harvester server."""
     try:
         told = yield from ask("GET", "/api/server", tries=1)
         return str(told["model"])
@@ -133,7 +133,7 @@ def _model(url: str) -> Flow[str]:
 
 
 class Harvester:
-    """Made by `harvester.connect`; a context manager. Raises what `harvester.api.errors` draws. Threads may share it."""
+    """Made by `harvester.connect`; a context manager. Raises the errors of `harvester.api.errors`. Threads may share it."""
 
     def __init__(self, url: str | None = None, *, api_key: str | None = None) -> None:
         self._wire = Wire(Address(url, api_key))
@@ -152,9 +152,9 @@ class Harvester:
     upload = blocking(Calls[Job].upload)
 
     def sql(self, query: str) -> Rows[Any]:
-        """Run one SELECT on the server, over the ledger's tables and ``results('JOB')``, and read its rows from there.
+        """Run one SELECT on the server, over the ledger's tables and ``results('JOB')``. Returns its rows.
 
-        The answer is kept for an hour, so that a long one can be taken up where a connection broke. Raises `RefusedError` for a query that
+        The server keeps the answer for an hour: reading resumes after a broken connection. Raises `RefusedError` for a query that
         fails or takes too long.
         """
         return Rows(partial(answer_of, self._wire, self._wire.run(self._calls.answer(query))))

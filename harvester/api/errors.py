@@ -1,10 +1,10 @@
-"""What `harvester.connect` and what comes of it raise.
+"""Exceptions of `harvester.connect` and of the objects that it returns.
 
 HarvesterError          something failed
   RefusedError          the server refused the request: a wrong value, a key without the role, a limit
     NotFoundError       there is nothing of this name
   UnreachableError      no server answers
-  JobFailedError        a job ended without answers
+  JobFailedError        a job did not complete, or no row was answered
   MissingPackageError   a package is needed that is not installed
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 
 
 class HarvesterError(Exception):
-    """Something failed; the message says what, with which value, and what to do. ``code`` is the server's word for it."""
+    """Something failed; the message says what, with which value, and what to do. ``code``: the server's error code, or the client's own."""
 
     def __init__(self, message: str, code: str = "failed") -> None:
         super().__init__(message)
@@ -32,7 +32,7 @@ class NotFoundError(RefusedError):
 
 
 class UnreachableError(HarvesterError):
-    """No server answers. ``is_unsent``: it cannot have heard the request."""
+    """No server answers. ``is_unsent``: the request cannot have reached it, so that a retry is safe."""
 
     def __init__(self, message: str, *, is_unsent: bool = False) -> None:
         super().__init__(message, "unreachable")
@@ -40,7 +40,7 @@ class UnreachableError(HarvesterError):
 
 
 class JobFailedError(HarvesterError):
-    """A job ended without answers. ``code`` is its state."""
+    """A job did not complete, or no row was answered. ``code`` is its state."""
 
 
 class MissingPackageError(HarvesterError, ImportError):
@@ -48,7 +48,7 @@ class MissingPackageError(HarvesterError, ImportError):
 
 
 def error_of(status: int, body: Any) -> HarvesterError:
-    """The error that an answer of ``status`` holds in OpenAI's shape."""
+    """The exception for an error answer. ``body``: in OpenAI's error shape, or anything else."""
     told = body.get("error", body) if isinstance(body, dict) else {}
     told = told if isinstance(told, dict) else {"message": str(told)}
     message, code = str(told.get("message") or f"the server answered with status {status}"), str(told.get("code") or status)

@@ -1,7 +1,7 @@
-"""What is asked of a server, as generators: one code for the blocking client and the awaited one.
+"""Requests to a server as generators (flows), so that the blocking and the async client share one implementation.
 
-A flow yields a step and is sent what came of it; what the step raised is raised where it was yielded. `drive` and `drive_async` are all
-that differs between the two clients.
+A flow yields a step and receives its result; an exception of the step is raised at that ``yield``. The two clients differ only in
+`drive` and `drive_async`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ P = ParamSpec("P")
 
 TRIES = 5
 RETRY_S = 0.2
-MAX_WAIT_S = 30.0  # a server that asks for more patience than this has refused
+MAX_WAIT_S = 30.0  # a longer Retry-After counts as a refusal
 _AGAIN = (429, 502, 503, 504)
 
 
@@ -28,7 +28,7 @@ class Ask:
 
     method: str
     path: str
-    options: dict[str, Any] = field(default_factory=dict)  # of `httpx.Client.request`
+    options: dict[str, Any] = field(default_factory=dict)  # arguments of `httpx.Client.request`, with ``timeout_s`` in place of ``timeout``
     is_safe: bool = True
 
 
@@ -39,14 +39,14 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What blocks: a file, a frame. In a thread where nothing may block."""
+    """A blocking call, on a file or a frame. The async client runs it in a thread."""
 
     call: Callable[[], Any]
 
 
 @dataclass(frozen=True, slots=True)
 class HttpAnswer:
-    """``body``: JSON, else a message."""
+    """``body``: the parsed JSON; of an error answer that is not JSON, an object with a ``message``."""
 
     status: int
     body: Any
@@ -58,7 +58,7 @@ Flow = Generator[Step, Any, T]
 
 
 def ask(method: str, path: str, *, is_safe: bool = True, tries: int = TRIES, **options: Any) -> Flow[Any]:
-    """The JSON of the answer. Asks again while the server is away or busy; raises what `error_of` makes of a refusal."""
+    """The JSON of the answer. Retries while the server is away or busy; raises what `error_of` makes of an error answer."""
     for attempt in range(1, tries + 1):
         wait_s = RETRY_S * 2**attempt
         try:
@@ -93,7 +93,7 @@ def drive(flow: Flow[T], do: Callable[[Step], Any]) -> T:
 
 
 async def drive_async(flow: Flow[T], do: Callable[[Step], Awaitable[Any]]) -> T:
-    """As `drive`. Cancelled, the flow ends where it stands."""
+    """As `drive`. On cancellation the flow ends at its current step."""
     value: Any = None
     error: Exception | None = None
     while True:
@@ -109,7 +109,7 @@ async def drive_async(flow: Flow[T], do: Callable[[Step], Awaitable[Any]]) -> T:
 
 
 def blocking(flow: Callable[Concatenate[Any, P], Flow[T]]) -> Callable[Concatenate[Any, P], T]:
-    """A method that runs ``flow`` of the object's ``_calls``."""
+    """A blocking method of a client, which runs ``flow`` on its ``_calls``."""
 
     @functools.wraps(flow)
     def method(self: Any, /, *given: P.args, **named: P.kwargs) -> T:

@@ -1,4 +1,4 @@
-"""Whatever holds rows, as a file to upload: a frame (pandas, polars, Arrow), a DuckDB relation, a list of dicts."""
+"""Write frames (pandas, polars, Arrow), DuckDB relations and lists of dicts to a file for upload; convert results back to them."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def batches_of(frame: Any) -> pa.RecordBatchReader:
     if isinstance(frame, list | tuple) and all(isinstance(row, Mapping) for row in frame):
         names = dict.fromkeys(name for row in frame for name in row)  # Arrow would take those of the first row alone
         return pa.table({name: _alike([row.get(name) for row in frame]) for name in names}).to_reader(BATCH_ROWS)
-    for name in ("to_arrow_reader", "fetch_record_batch"):  # DuckDB, by version: before the stream below, which takes all rows at once
+    for name in ("to_arrow_reader", "fetch_record_batch"):  # DuckDB, named by version; its Arrow stream, used below, loads all rows at once
         if hasattr(frame, name):
             return getattr(frame, name)(BATCH_ROWS)
-    if library_of(frame) == "pandas":  # whose own stream has the index as one more column
+    if library_of(frame) == "pandas":  # its own Arrow stream would add the index as a column
         return pa.Table.from_pandas(frame, preserve_index=False).to_reader(BATCH_ROWS)
     polars = sys.modules.get("polars")
-    if polars is not None and isinstance(frame, polars.DataFrame):  # whose views within dictionaries Parquet does not hold
+    if polars is not None and isinstance(frame, polars.DataFrame):  # Parquet cannot store its view types within dictionaries
         return frame.to_arrow(compat_level=polars.CompatLevel.oldest()).to_reader(BATCH_ROWS)
     if hasattr(frame, "__arrow_c_stream__"):
         return pa.RecordBatchReader.from_stream(frame)
@@ -49,7 +49,7 @@ def batches_of(frame: Any) -> pa.RecordBatchReader:
 
 @contextmanager
 def as_file(frame: Any, name: str) -> Iterator[Path]:
-    """A Parquet file of the rows of ``frame``, gone after the block; one batch is in memory. Same rows, same bytes."""
+    """Write the rows of ``frame`` to a Parquet file, deleted after the block. One batch is in memory. Equal rows give equal bytes."""
     with tempfile.TemporaryDirectory(prefix="harvester-") as folder:
         path = Path(folder, f"{safe_name(name)}.parquet")
         try:
@@ -63,14 +63,14 @@ def as_file(frame: Any, name: str) -> Iterator[Path]:
 
 
 def _alike(values: list[Any]) -> list[Any]:
-    """Days beside times begin at midnight: Arrow would cut the times off where a day comes first."""
+    """Turn dates into midnight datetimes if a column has both: if a date came first, Arrow would cut off the times."""
     if not any(isinstance(value, datetime) for value in values):
         return values
     return [datetime.combine(value, time()) if type(value) is date else value for value in values]
 
 
 def safe_name(name: str) -> str:
-    """As an upload may be named: letters, digits, dots, - and _, not beginning with a dot."""
+    """``name`` made valid for an upload: at most 100 letters, digits, dots, - and _, not beginning with a dot or -."""
     return _UNSAFE.sub("-", name)[-100:].lstrip(".-") or "file"
 
 
@@ -79,11 +79,11 @@ def library_of(frame: Any) -> str:
 
 
 def like(frame: Any, table: pa.Table) -> Any:
-    """``table`` in the kind of ``frame``: pandas, polars, a DuckDB relation, a list of dicts, else Arrow."""
+    """Convert ``table`` to the kind of ``frame``: pandas, polars, a DuckDB relation, a list of dicts, else Arrow."""
     if isinstance(frame, list | tuple):
         return [row for batch in table.to_batches() for row in dicts(batch)]
     library = library_of(frame)
-    if library == "pandas":  # with the frame's own index: pandas assigns a column by it
+    if library == "pandas":  # keep the frame's index, by which pandas aligns assigned columns
         return table.to_pandas().set_axis(frame.index[: table.num_rows], axis=0)
     if library == "polars":
         return needed("polars", "a polars frame").from_arrow(table)

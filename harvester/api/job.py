@@ -1,4 +1,4 @@
-"""A job: how it stands, waiting for its end, its rows."""
+"""A job as the client sees it: its state, waiting for its end, its rows."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ POLL_S = 0.5
 M = TypeVar("M")
 
 
-class _Stand:
-    """``view`` is the server's last word: the object of ``GET /api/jobs/JOB``."""
+class _JobState:
+    """A job as the server last described it. ``view``: the object of ``GET /api/jobs/JOB``."""
 
     def __init__(self, view: dict[str, Any], model: Any = None) -> None:
         self.view = view
@@ -68,7 +68,7 @@ class _Stand:
         return f"<div><b>{html.escape(str(self.view['task']))}</b> {html.escape(str(self))} {bar}</div>"
 
 
-class Job(_Stand):
+class Job(_JobState):
     """Made by `Harvester.submit`. Its methods return the job, so that they chain: ``job.watch().results().df()``."""
 
     def __init__(self, wire: Wire, view: dict[str, Any], model: Any = None) -> None:
@@ -76,20 +76,20 @@ class Job(_Stand):
         self._wire = wire
 
     def refresh(self) -> Self:
-        """Ask the server how it stands."""
+        """Fetch the job's current state from the server."""
         self._wire.run(self._refreshed())
         return self
 
     def watch(self, *, progress: bool | None = None, poll_s: float = POLL_S) -> Self:
-        """Wait for the end. ``progress``: a bar in a notebook, a line on stderr; None: in a notebook and on a terminal.
+        """Wait until the job has ended. ``progress``: a bar in a notebook, a line on stderr; None: only in a notebook or on a terminal.
 
-        Raises `JobFailedError` where the job ended without an answer; rows that failed beside others are in the results.
+        Raises `JobFailedError` unless the job completed with at least one answered row. Single failed rows are in the results.
         """
         self._wire.run(self._watched(progress, poll_s))
         return self
 
     def cancel(self) -> Self:
-        """Finished rows stay in its results; `resume` computes the others. Raises `RefusedError` for a job that has ended."""
+        """Cancel the job. Finished rows stay in its results; `resume` computes the rest. Raises `RefusedError` for a job that has ended."""
         self._wire.run(self._changed("cancel"))
         return self
 
@@ -111,14 +111,14 @@ class Job(_Stand):
     @overload
     def results(self, model: type[M]) -> Rows[M]: ...
     def results(self, model: Any = None) -> Rows[Any]:
-        """The rows that are done when they are read: `row_id`, the kept input columns, the answer, how each row went.
+        """The rows that are done when they are read: `row_id`, the kept input columns, the answer, and columns on how each row went.
 
-        ``model``: a Pydantic model that iteration yields, else the one that the job was submitted with, else dicts.
+        ``model``: Pydantic model of the objects that iteration yields. Default: the one that the job was submitted with, else dicts.
         """
         return Rows(partial(rows_of, self._wire, self.id), model or self._model)
 
 
-class AsyncJob(_Stand):
+class AsyncJob(_JobState):
     """`Job` for coroutines: ``await job.watch()``; ``async for row in job.results()``."""
 
     def __init__(self, wire: AsyncWire, view: dict[str, Any], model: Any = None) -> None:

@@ -1,4 +1,4 @@
-"""Rows that come from a server: Arrow record batches, and all that is made of them."""
+"""Rows read from a server as Arrow record batches, and their conversions to frames, relations and objects."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ Opened = tuple[pa.Schema, Iterator[pa.RecordBatch]]
 
 
 class Rows(Generic[M]):
-    """Rows of a job or a query. Nothing is read before it is asked for, and each reading asks the server anew.
+    """Rows of a job or a query, read lazily: each read sends a new request to the server.
 
-    `batches`, iteration and Arrow's stream protocol hold one batch in memory; `arrow`, `df`, `pl` and `duckdb` hold all rows. A connection
-    that breaks is taken up where it broke. Reading raises `RefusedError` where the rows changed meanwhile, `UnreachableError` after
+    `batches`, iteration and Arrow's stream protocol hold one batch in memory; `arrow`, `df`, `pl` and `duckdb` hold all rows. A read
+    resumes after a broken connection. It raises `RefusedError` if the rows changed meanwhile, `UnreachableError` after
     several breaks without a batch in between.
     """
 
@@ -37,7 +37,7 @@ class Rows(Generic[M]):
         self._opened, self._model = opened, model
 
     def reader(self) -> pa.RecordBatchReader:
-        """The rows as Arrow reads a stream."""
+        """The rows as an Arrow stream reader."""
         return pa.RecordBatchReader.from_batches(*self._opened())
 
     def batches(self) -> Iterator[pa.RecordBatch]:
@@ -57,7 +57,7 @@ class Rows(Generic[M]):
         return needed("polars", "pl()").from_arrow(self.arrow())
 
     def duckdb(self, connection: Any = None) -> Any:
-        """A DuckDB relation, of ``connection`` or of DuckDB's own default."""
+        """A DuckDB relation on ``connection``, or on DuckDB's default connection."""
         module = needed("duckdb", "duckdb()")
         return (connection or module).from_arrow(self.arrow())
 
@@ -66,7 +66,7 @@ class Rows(Generic[M]):
         return [row for batch in self.batches() for row in dicts(batch) if row.get("status") == "error"]
 
     def __iter__(self) -> Iterator[M]:
-        """Rows as dicts; with a Pydantic model, the answers that are ok as objects of it (see `errors` for the others)."""
+        """Rows as dicts; with a Pydantic model, only the answered rows, as objects of it (see `errors` for the others)."""
         for batch in self.batches():
             for row in dicts(batch):
                 if self._model is None:
@@ -75,11 +75,11 @@ class Rows(Generic[M]):
                     yield _typed(self._model, row, batch.schema)
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
-        """So that polars, DuckDB, pandas and Arrow take these rows as they take a table."""
+        """Lets polars, DuckDB, pandas and Arrow read these rows like a table."""
         return self.reader().__arrow_c_stream__(requested_schema)
 
     def head(self, rows: int = HEAD_ROWS) -> pa.Table:
-        """The first rows, and no more than they take to read."""
+        """The first ``rows`` rows. Reads no more batches than they need."""
         schema, found = self._opened()
         taken: list[pa.RecordBatch] = []
         while (left := rows - sum(batch.num_rows for batch in taken)) > 0 and (batch := next(found, None)) is not None:
@@ -127,7 +127,7 @@ class AsyncRows(Generic[M]):
 
 
 async def _in_thread(made: Callable[[], Iterator[T]]) -> AsyncIterator[T]:
-    """What an iterator yields, each asked for in a thread."""
+    """Iterate asynchronously: each item is fetched in a thread."""
     end = object()
     found = await asyncio.to_thread(made)
     while (one := await asyncio.to_thread(next, found, end)) is not end:
@@ -135,7 +135,7 @@ async def _in_thread(made: Callable[[], Iterator[T]]) -> AsyncIterator[T]:
 
 
 def dicts(batch: pa.RecordBatch) -> list[dict[str, Any]]:
-    """Times are those of Python, which has no nanoseconds, with pandas and without. Raises `HarvesterError` for years beyond 1 to 9999."""
+    """Rows as dicts. Times are Python's, in microseconds, with or without pandas. Raises `HarvesterError` for years beyond 1 to 9999."""
     rounded = pa.schema([pa.field(part.name, _micro(part.type), metadata=part.metadata) for part in batch.schema])
     try:
         rows: list[dict[str, Any]] = batch.cast(rounded, safe=False).to_pylist()
@@ -160,7 +160,7 @@ def _micro(kind: pa.DataType) -> pa.DataType:
 
 
 def _typed(model: Any, row: dict[str, Any], schema: pa.Schema) -> Any:
-    """The answer of a row: its own columns where the job had this schema, else the JSON of ``output``."""
+    """A row's answer as a model object: from its columns if the job had this schema, else from the JSON in ``output``."""
     names = {name: field.alias or name for name, field in model.model_fields.items()}
     if "output" in row and not set(names.values()) <= set(row):
         return model.model_validate(json.loads(row["output"]))
@@ -170,7 +170,7 @@ def _typed(model: Any, row: dict[str, Any], schema: pa.Schema) -> Any:
 
 
 def _plain(value: Any, field: pa.Field) -> Any:
-    """A cell as the model's JSON had it: what no Arrow type fits is kept as JSON text, in a field that is marked."""
+    """A cell as in the answer's JSON. A value that fits no Arrow type is stored as JSON text, in a field marked by its metadata."""
     if value is None:
         return None
     if (field.metadata or {}).get(b"harvester") == b"json":

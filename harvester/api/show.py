@@ -1,4 +1,4 @@
-"""Progress of a job that is watched: a bar that changes in a notebook, a line on stderr elsewhere."""
+"""Progress display of a watched job: an updating bar in a notebook, a line on stderr elsewhere."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Progress:
-    """``wanted`` None: in a notebook and on a terminal."""
+    """``wanted``: whether to show it; None: only in a notebook or on a terminal."""
 
     def __init__(self, shown: Any, wanted: bool | None) -> None:
         self._shown = shown
@@ -28,7 +28,7 @@ class Progress:
 
 
 def in_notebook() -> bool:
-    """Whether a kernel with a display runs this."""
+    """Whether this runs in a Jupyter kernel, which has a display."""
     module = sys.modules.get("IPython")
     shell = None if module is None else module.get_ipython()
     return shell is not None and hasattr(shell, "kernel")

@@ -1,4 +1,4 @@
-"""Arrow IPC streams over HTTP, taken up again where the connection broke. One batch is in memory."""
+"""Arrow IPC streams over HTTP that resume after a broken connection. One batch is in memory."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from harvester.api.errors import HarvesterError, UnreachableError
 from harvester.api.flow import RETRY_S
 from harvester.api.wire import Wire
 
-RESUMES = 5  # without a batch in between
-_END = b"\xff\xff\xff\xff\0\0\0\0"  # of a stream that is whole
+RESUMES = 5  # in a row, with nothing received in between
+_END = b"\xff\xff\xff\xff\0\0\0\0"  # end-of-stream marker of a complete stream
 
 
 class Cursor:
-    """How far the rows of a job were read: so many of one edition of a part."""
+    """How far a job's results were read: the part, its edition, and the number of its rows read."""
 
     def __init__(self) -> None:
         self.part: str | None = None
@@ -84,7 +84,7 @@ def _resumed(read: Callable[[], Iterator[Any]]) -> Iterator[Any]:
 
 
 def _waited(left: int) -> int:
-    """One try less, after a moment. Raises what is being handled where none is left."""
+    """Back off, then return the tries left, one less. Re-raises the current exception if none was left."""
     if left == 0:
         raise
     time.sleep(RETRY_S * 2 ** (RESUMES - left))
@@ -116,7 +116,7 @@ def _decoded(pieces: Iterator[bytes]) -> Iterator[tuple[Any, dict[bytes, bytes]]
 
 
 class _Bytes:
-    """An iterator of bytes as a file that is read forward."""
+    """Forward-only file object over an iterator of bytes."""
 
     def __init__(self, pieces: Iterator[bytes]) -> None:
         self._pieces, self._left = pieces, memoryview(b"")

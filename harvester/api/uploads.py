@@ -1,4 +1,4 @@
-"""Files to the server: in pieces, each with its checksum, under the digest of the whole, taken up where an earlier upload ended."""
+"""Upload files in pieces, each with its checksum. An upload is named by the digest of its content, so that an interrupted one resumes."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from harvester.api.flow import Flow, Work, ask
 from harvester.api.frames import safe_name
 
 PIECE_BYTES = 8 << 20
-LAST_S = 900.0  # the server reads the whole file once more, and compares
+LAST_S = 900.0  # for the last piece: the server then hashes the whole file
 DIGEST = "x-content-sha256"
 _GLOB = re.compile(r"[*?\[\]]")
-_LOGS = ("_delta_log", "_versions", "metadata/*.metadata.json", "dataset_info.json")  # in a folder whose log says which files count
+_LOGS = ("_delta_log", "_versions", "metadata/*.metadata.json", "dataset_info.json")  # of table formats whose log says which files count
 
 
 def upload(path: Path) -> Flow[str]:
-    """Send a file, or the files of a folder or glob. Returns its address, ``upload:ID/NAME`` or ``upload:ID``.
+    """Send a file, or the files of a folder or glob. Returns the address, ``upload:ID/NAME`` or ``upload:ID``.
 
-    The same content is sent once. Raises `HarvesterError` for what cannot be read.
+    Content that the server has already is not sent again. Raises `HarvesterError` for a file that cannot be read.
     """
     root, files = files_of(path)
     digests: list[str] = yield Work(partial(_digests, files))
@@ -41,9 +41,9 @@ def upload(path: Path) -> Flow[str]:
 
 
 def files_of(path: Path) -> tuple[Path, list[Path]]:
-    """The folder, and the file itself or those of a folder or glob, sorted: the files that a server would read at that path.
+    """Root folder, and the sorted files that a server would read at ``path``: one file, or those of a folder or glob.
 
-    Raises `HarvesterError` where there is none, and for files of a table whose log says which of them count.
+    Raises `HarvesterError` if there is none, or if they belong to a table format whose log says which files count.
     """
     if path.is_file():
         return path.parent, [path]
@@ -69,7 +69,7 @@ def files_of(path: Path) -> tuple[Path, list[Path]]:
 
 
 def _files_in(folder: Path) -> set[Path]:
-    """To the bottom, through links too, each folder once."""
+    """All files below ``folder``. Follows links, and visits each real folder once."""
     found, seen = set[Path](), set[str]()
     for base, folders, names in os.walk(folder, followlinks=True):
         real = os.path.realpath(base)
@@ -82,7 +82,7 @@ def _files_in(folder: Path) -> set[Path]:
 
 
 def _relative(file: Path, root: Path) -> str:
-    """Place below ``root``: the names of partitioned folders are columns. Raises `HarvesterError` for a name that means something else."""
+    """Path below ``root``, kept because partition folders become columns. Raises `HarvesterError` for a name with special characters."""
     name = file.relative_to(root).as_posix()
     if _GLOB.search(name) or ":" in name or "\\" in name:
         raise HarvesterError(f"{file} has one of * ? [ ] : \\ in its name, and cannot be uploaded with others; rename it")

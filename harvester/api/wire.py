@@ -1,4 +1,4 @@
-"""The two ways to a server: blocking, and awaited. Both do the steps of `harvester.api.flow`."""
+"""HTTP transports, blocking and async. Both execute the steps of `harvester.api.flow`."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ class Address:
             raise RefusedError(f"{self.url!r} is not a URL; use one like {DEFAULT_URL}", "usage")
 
     def options(self) -> dict[str, Any]:
-        """Of either client of httpx."""
+        """Arguments for `httpx.Client` and `httpx.AsyncClient`."""
         return {
             "base_url": self.url,
             "headers": {"authorization": f"Bearer {self._key}"} if self._key else {},
             "timeout": httpx.Timeout(ANSWER_S, connect=CONNECT_S),
-            "trust_env": not _is_loopback(self.url),  # a proxy of the environment is not on the way to this machine
+            "trust_env": not _is_loopback(self.url),  # no proxy of the environment for a server on this machine
         }
 
     @contextmanager
     def reached(self) -> Iterator[None]:
-        """Connections that fail, as `UnreachableError`."""
+        """Raise `UnreachableError` in place of httpx's transport errors."""
         try:
             yield
         except httpx.TransportError as error:
@@ -51,7 +51,7 @@ class Address:
 
 
 class Wire:
-    """Blocking; used by several threads at once."""
+    """Blocking transport. Several threads may use it at once."""
 
     def __init__(self, address: Address) -> None:
         self.address = address
@@ -65,7 +65,7 @@ class Wire:
 
     @contextmanager
     def stream(self, path: str, params: dict[str, Any]) -> Iterator[Iterator[bytes]]:
-        """The bytes of an answer to a GET, as they come. Raises `UnreachableError` also where it breaks off."""
+        """The body of a GET answer, streamed. Raises `UnreachableError`, also if the body breaks off."""
         with self.address.reached(), self._http.stream("GET", path, params=params) as answer:
             if answer.status_code >= 400:
                 answer.read()
@@ -82,7 +82,7 @@ class Wire:
 
 
 class AsyncWire:
-    """Awaited. What reads Arrow does so by `blocking`, in threads."""
+    """Async transport. Arrow streams are read through `blocking`, in threads."""
 
     def __init__(self, address: Address) -> None:
         self.address = address
@@ -106,7 +106,7 @@ class AsyncWire:
 
 
 def _timed(step: Ask) -> dict[str, Any]:
-    """``timeout_s`` of the options, as httpx has it."""
+    """The step's options, with ``timeout_s`` converted to httpx's ``timeout``."""
     options = dict(step.options)
     if "timeout_s" in options:
         options["timeout"] = httpx.Timeout(options.pop("timeout_s"), connect=CONNECT_S)

@@ -103,7 +103,7 @@ def _ask(here: Invocation, client: Client, model: str, messages: list[Message], 
 
 
 def _patient_answer(client: Client, body: dict[str, Any], show: bool) -> ChatAnswer:
-    """`stream_answer`, asked again for a while where no replica answers yet. Raises `NoReplicaError` then."""
+    """`stream_answer`, retried for a while if no replica answers yet. Then raises `NoReplicaError`."""
     for tries in range(NO_REPLICA_TRIES):
         with suppress(NoReplicaError):  # refused before its first byte, so nothing was printed
             return stream_answer(client, body, show)

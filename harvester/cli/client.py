@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 CONNECT_S = 3.0
 READ_S = 30.0
-PROFILE_S = 60.0  # beside the time asked for: chat goes first
+PROFILE_S = 60.0  # on top of the time asked for: chat has priority
 _SEEN = "/api/sources/seen"
 SUBMIT_S = 900.0  # a query over a DuckDB file is run and written down before the job exists
 
@@ -44,7 +44,7 @@ class ServerInfo(Abilities):
     url: str
     pid: int | None = None
     replicas: int = 1
-    models: dict[str, Abilities | None] = Field(default_factory=dict)  # further ones
+    models: dict[str, Abilities | None] = Field(default_factory=dict)  # further models
     price: PriceConfig | None = None
     started_at_s: float | None = None
 
@@ -57,7 +57,7 @@ class Client:
 
     def __init__(self, url: str, transport: httpx.BaseTransport | None = None) -> None:
         self.url = url.rstrip("/")
-        self._state: str | None = None  # folder of the server that answered
+        self._state: str | None = None  # state folder of the server that answered
         if not self.url.startswith(("http://", "https://")):
             raise UsageError(f"{url!r} is not a URL; use one like http://127.0.0.1:8000")
         try:
@@ -66,7 +66,7 @@ class Client:
                 headers=_authorization(),
                 timeout=httpx.Timeout(READ_S, connect=CONNECT_S),
                 transport=transport,
-                trust_env=not _is_loopback(self.url),  # a proxy of the environment is not on the way to this machine
+                trust_env=not _is_loopback(self.url),  # proxies from the environment do not apply to this machine
             )
         except (httpx.InvalidURL, ValueError) as error:
             raise UsageError(f"{url!r} is not a URL: {error}; use one like http://127.0.0.1:8000") from error
@@ -103,12 +103,12 @@ class Client:
         return self._view(body["job"]), bool(body["created"])
 
     def is_user(self) -> bool | None:
-        """Whether the server, on this machine, is of the user who asks; None: a server of an earlier version, which does not say."""
+        """Whether the server runs on this machine as the user who asks; None: a server of an earlier version, which does not say."""
         told = self._seen([])
         return None if told is None else told["is_user"]
 
     def sees(self, path: Path) -> bool:
-        """Whether the server reads the very file or folder at ``path``; a server of another machine may have another there."""
+        """Whether the server sees this same file or folder at ``path``; on another machine the path may be another file."""
         about = path.stat()
         asked = {"path": str(path), "bytes": about.st_size, "modified_ns": about.st_mtime_ns, "inode": about.st_ino}
         told = self._seen([asked])
@@ -134,18 +134,18 @@ class Client:
         return self._view(self._json("POST", f"/api/jobs/{_segment(job_id)}/{verb}"))
 
     def remove(self, job_id: str) -> JobView:
-        """An ended job, with its results; returns it as it was."""
+        """Remove an ended job with its results; returns its last view."""
         return self._view(self._json("DELETE", f"/api/jobs/{_segment(job_id)}"))
 
     def adjust(self, job_id: str, change: JobChange) -> JobView:
         return self._view(self._json("PATCH", f"/api/jobs/{_segment(job_id)}", json=change.model_dump(exclude_none=True)))
 
     def count_tokens(self, model: str, messages: Sequence[dict[str, str]]) -> int:
-        """Of the rendered chat prompt, by the server's tokenizer."""
+        """Tokens of the rendered chat prompt, by the server's tokenizer."""
         return int(self._json("POST", "/tokenize", json={"model": model, "messages": list(messages)})["count"])
 
     def scale(self, replicas: int, model: str | None) -> dict[str, Any]:
-        """Have so many replicas of a model run, None: of the first. ``was``: how many there were to be before."""
+        """Set the number of replicas of a model (None: the first). ``was`` in the answer: the number set before."""
         return dict(self._json("POST", "/api/scale", json={"replicas": replicas, "model": model}))
 
     def profile(self, seconds: float) -> dict[str, Any]:
@@ -178,7 +178,7 @@ class Client:
         return _body(answer)
 
     def _signature(self, path: str, content: bytes) -> dict[str, str]:
-        """What shows a server on this machine that its own user asks, where that is so: see `jobs.access.handle`."""
+        """Header that proves to a server on this machine that its own user asks, if so: see `jobs.access.handle`."""
         if self._state is None:
             self.server()
         key = read_key(StateFolder(Path(self._state or "")))
@@ -218,7 +218,7 @@ class Client:
 
 
 def _lines(pieces: Iterator[bytes]) -> Iterator[str]:
-    """Ended by line feeds alone: httpx's own end at U+2028 too, which may stand in an answer."""
+    """Lines split at line feeds only: httpx also splits at U+2028, which an answer may contain."""
     rest = b""
     for piece in pieces:
         *whole, rest = (rest + piece).split(b"\n")

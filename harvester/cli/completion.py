@@ -23,6 +23,6 @@ def job_ids(incomplete: str) -> list[str]:
 
 def task_names(incomplete: str) -> list[tuple[str, str]]:
     """Built-in tasks with their descriptions. The shell completes paths by itself."""
-    from jobs.tasks.load import list_tasks  # only now: it loads libraries of tables, and every command is told of this function
+    from jobs.tasks.load import list_tasks  # only here: it loads table libraries, and commands import this module
 
     return [(task.name, task.description) for task in list_tasks() if task.name.startswith(incomplete)]

@@ -40,7 +40,7 @@ class Invocation:
     def reach(self) -> tuple[Client, ServerInfo]:
         """A client of the server, which has just answered. Raises `UnreachableError`.
 
-        With a state folder given and no URL, a server over another state folder is not the one meant.
+        If a state folder was given and no URL, a server over another state folder is refused.
         """
         client = Client(self.url)
         try:
@@ -97,7 +97,7 @@ def _current(ctx: typer.Context, as_json: bool) -> Invocation:
 
 
 def command(app: typer.Typer, name: str | None = None) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Make a command of a function whose first parameter is an `Invocation`; the options behind that are added here."""
+    """Make a command of a function whose first parameter is an `Invocation`; the shared options are added here."""
 
     def add(function: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(function)

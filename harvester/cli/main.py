@@ -15,7 +15,7 @@ from harvester.cli.tree import PLACES, Commands
 from harvester.core import DISTRIBUTION, __version__
 from harvester.errors import HarvesterError
 
-_TABLES = ("duckdb", "fsspec", "jsonschema", "psutil")  # that the extra of this name installs
+_TABLES = ("duckdb", "fsspec", "jsonschema", "psutil")  # installed by the extra `tables`
 
 
 class Program(TyperGroup):

@@ -20,7 +20,7 @@ from jobs.tasks.load import load_task, resolve_task
 
 MAX_TASK_BYTES = 1 << 20
 
-# An option that belongs to one task says which is meant.
+# An option that belongs to one task implies it.
 IMPLIED = {"prompt": "ask", "labels": "classify", "schema": "extract", "to": "translate"}
 _GLOB = re.compile(r"[*?\[]")
 

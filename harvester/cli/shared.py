@@ -1,4 +1,4 @@
-"""Options that stand before a command as well as behind it. Light: the program reads them before it loads any command."""
+"""Options allowed before and after a command. Imports little: the program reads them before it loads any command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Say what is waited for, where it takes longer than a person waits without a word."""
+"""Print what a command waits for, if the wait is longer than a person expects."""
 
 from __future__ import annotations
 

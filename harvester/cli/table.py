@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.cells import cell_len, set_cell_size
 
-if TYPE_CHECKING:  # a list of jobs does without
+if TYPE_CHECKING:  # a list of jobs does not need it
     import pyarrow as pa
 
 MAX_CELL = 60  # columns on the screen that one value may take
@@ -19,7 +19,7 @@ GAP = 2
 
 
 def screen_columns() -> int | None:
-    """Of the terminal; None where the output is a file or a pipe."""
+    """Width of the terminal in columns; None if the output is a file or a pipe."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 

@@ -37,7 +37,7 @@ PLACES: dict[str, tuple[str, str]] = {
 
 
 class Commands(Mapping[str, Any]):
-    """`PLACES`, as the commands themselves."""
+    """Maps each name in `PLACES` to its command, loaded on access."""
 
     def __getitem__(self, name: str) -> Any:
         with ending_at_once():

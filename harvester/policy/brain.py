@@ -1,7 +1,7 @@
-"""The brain of one replica: what each step runs. The engine and the simulator hold the same object.
+"""The scheduling policy of one replica: decides what each step runs. The engine and the simulator use the same class.
 
-It is told of requests that arrive and finish and of steps that were run, is shown the engine's state before a step, and answers with a
-plan that says everything an adapter does. Nothing is acted on here, and no clock is read. Its parts are chosen by name (`parts`).
+An adapter reports requests that arrive and finish, and steps that were run. Before a step it passes the engine's state and gets a plan of
+everything that it has to do. The brain itself acts on nothing and reads no clock. Its parts are chosen by name (`parts`).
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ FRESH_STEPS = 8  # steps with admissions that the share of computed prompt token
 
 
 class Brain:
-    """Four verbs: `arrive`, `plan`, `observe`, `finish`. Not thread-safe.
+    """Called for each request: `arrive`, `finish`. For each step: `plan`, `choose_copies` while it runs, then `answered` and `observe`.
 
-    And two that are told of each step: `passed`, at once, and `cover`, which chooses what is copied while it runs.
+    Not thread-safe.
     """
 
     def __init__(self, parts: Parts, config: PolicyConfig) -> None:
@@ -44,10 +44,10 @@ class Brain:
         self._rate = ArrivalRate()
         self._predicted = PredictedRequests()
         self._online: set[str] = set()  # requests that have not ended
-        self._online_at_s = -math.inf  # when an online request was there last
+        self._online_at_s = -math.inf  # when an online request was last open
         self._gave_way: set[str] = set()  # offline rows whose KV was last taken for chat
         self._alone = ChatAlone(config.max_slowdown)
-        self._fresh = 1.0  # of the tokens of offline rows that are admitted, the share that is computed
+        self._fresh = 1.0  # average share of an admitted offline row's tokens that is computed, not cached
 
     @property
     def parts(self) -> Parts:
@@ -55,17 +55,17 @@ class Brain:
 
     @property
     def offline(self) -> OfflineOrder:
-        """The offline rows that have not ended. An adapter takes those it admits."""
+        """The offline rows that have not ended. An adapter calls `take` for those that it admits."""
         return self._parts.offline
 
     @property
     def predictor(self) -> LengthPredictor:
-        """Of the lengths of online answers."""
+        """Predicts the lengths of online answers."""
         return self._predicted.predictor
 
     @property
     def chat_times(self) -> ChatTimes:
-        """What chat had, and what it would have had without offline work."""
+        """Chat's first-token times and gaps, as measured and as estimated without offline work."""
         return self._alone.times
 
     @property
@@ -74,7 +74,7 @@ class Brain:
         return len(self._online)
 
     def arrive(self, request: OnlineRequest | OfflineRow, now_s: float) -> None:
-        """It waits. An offline row is told of again when it has lost its KV; an online request is known by then."""
+        """A request waits. Call it again for an offline row that lost its KV; for a known online request it does nothing."""
         if isinstance(request, OfflineRow):
             self._parts.offline.add(request)
         elif request.name not in self._online:
@@ -86,7 +86,7 @@ class Brain:
             self._parts.reserve.arrival(now_s, request.blocks)
 
     def finish(self, name: str, answer_tokens: int | None = None) -> None:
-        """It ended by itself with so many tokens, or was aborted (None), which says nothing of lengths. Unknown names change nothing."""
+        """A request ended with ``answer_tokens``; None: it was aborted, and its length is not learnt. Unknown names are ignored."""
         if name in self._online:
             self._online.remove(name)
             self._parts.online.finish(name)
@@ -101,7 +101,7 @@ class Brain:
             self._parts.offline.end(name)
 
     def observe(self, ran: StepRan, seconds: float, now_s: float) -> None:
-        """A step took ``seconds`` until ``now_s``."""
+        """Learn from a step that took ``seconds`` and ended at ``now_s``."""
         self._parts.model.observe(ran.load, seconds)
         self._parts.online.ran([name for name in ran.online if name in self._online], seconds, now_s)
         self._parts.gaps.ran(ran.online, now_s)
@@ -112,27 +112,27 @@ class Brain:
         if ran.admitted_tokens:
             self._fresh += (1.0 - ran.cached_tokens / ran.admitted_tokens - self._fresh) / FRESH_STEPS
 
-    def passed(self, ran: StepRan, seconds: float, now_s: float) -> None:
-        """A step was answered ``seconds`` after it began; told before the next plan, while `observe` may come later.
+    def answered(self, ran: StepRan, seconds: float, now_s: float) -> None:
+        """A step was answered ``seconds`` after it began. Call it before the next plan; `observe` may come later.
 
-        What chat would have had of it alone is the same share of it as by the model: the machine was as fast for that.
+        The time of its online work alone is the model's share of the actual time: the machine's speed affects both alike.
         """
         gaps = max(0, len(ran.online) - len(ran.first_tokens))
         self._alone.ran(seconds, ran.online_share(self._parts.model) * seconds, ran.first_tokens, gaps, now_s)
 
-    def cover(self, state: CopyState) -> None:
+    def choose_copies(self, state: CopyState) -> None:
         """Choose what the next step copies to the host; called once a step, while it runs."""
-        self._parts.kv.cover(state)
+        self._parts.kv.choose_copies(state)
 
     def plan(self, view: EngineView) -> Plan:
-        """The next step, as far as ``view`` holds; O(requests that run + slots), whatever number waits.
+        """Plan the next step from ``view``; O(running requests + slots), however many wait.
 
-        May be asked again, and changes nothing that an order depends on.
+        May be called again for the same step: it changes nothing that an order depends on.
         """
         parts, now_s = self._parts, view.now_s
         ranks = self._ranks(view)
         swapped = parts.kv.swap_out(view, ranks, lambda names: parts.online.next_turn_s(names, now_s, view.max_seqs))
-        if not swapped and parts.online.last_gives_kv:
+        if not swapped and parts.online.preempts_last:
             swapped = give_up(view, ranks)
         stalled = newest_offline(view) if view.stalled else ()
         rest, places = without(view, (*swapped, *stalled)) if swapped or stalled else (view, None)
@@ -162,13 +162,13 @@ class Brain:
         )
 
     def _ranks(self, view: EngineView) -> dict[str, int]:
-        """Of as many that wait as a step may look at: one for each slot, and those that it has to pass over."""
+        """Ranks of the running online requests and of the first that wait: one per slot, and one per request that the step must skip."""
         chat = (*view.batch.decoding, *view.batch.prompts) if view.batch is not None else view.running
         running = [one.name for one in chat if not one.offline]
         return ranked(self._parts.online, running, view.waiting.names, view.max_seqs + view.deferred, view.now_s)
 
     def _step(self, view: EngineView, seen: StepView, batch: Batch) -> StepPlan:
-        """As `plan_step` has it, but that the newest rows give way where KV runs out. What chat takes is no mistake of the admission."""
+        """`plan_step`, and the newest rows preempted where KV runs out. Rows preempted for chat are noted: admission is not to blame."""
         step = plan_step(seen, self._config, self._parts.budget, batch, self._parts.admission)
         lost = short_of_kv(view, step, prompts=bool(batch.prompts or batch.prefills))
         if step.preempt or lost:
@@ -194,15 +194,15 @@ class Brain:
             offline_next=[max(1, round(self._fresh * row.tokens)) for row in rows],
             free_blocks=view.free_blocks,
             total_blocks=view.total_blocks,
-            max_seqs=view.max_seqs - view.loading,  # those whose KV is read back join when it is there
+            max_seqs=view.max_seqs - view.loading,  # requests whose KV is read back join when it has arrived
             online_idle_s=now_s - self._online_at_s,
             now_s=now_s,
             waiting_due_s=view.waiting.due_s,
             waiting_tokens=view.waiting.tokens,
-            returning=view.returning,
+            returning_tokens=view.returning_tokens,
             returning_context=view.returning_context,
             max_tokens=view.max_tokens,
-            offline_step_s=self._offline_step_s(view.stretches, now_s),
+            offline_step_s=self._offline_step_s(view.max_segments, now_s),
             loading_growth=view.loading_growth,
             reserve=parts.reserve.reserve(now_s),
             guarantee=parts.offline.guarantee(),
@@ -217,20 +217,20 @@ class Brain:
             gap_s=parts.gaps.allowed_s(view.running, now_s) if self._online else None,
         )
 
-    def _offline_step_s(self, stretches: int, now_s: float) -> float:
-        """Most seconds of a step of offline work alone: the best for its rate, and short enough that a stretch of it ends in time."""
+    def _offline_step_s(self, max_segments: int, now_s: float) -> float:
+        """Longest step of offline work alone: the best length for the arrival rate, with stretches between safepoints that end in time."""
         best_s = best_step_s(self._parts.model.predict(StepLoad(seqs=1)), self._rate.gap_s(now_s))
-        return min(best_s, stretches * self._detect_s(now_s)) if stretches else best_s
+        return min(best_s, max_segments * self._detect_s(now_s)) if max_segments else best_s
 
     def _detect_s(self, now_s: float) -> float:
-        """Within which a step of offline work should end for an arrival that is promised no number. Long after the last one: inf."""
+        """Seconds within which an offline step should end for an arrival without an SLO; inf long after the last online request."""
         bound, prefill_s = self._config.max_slowdown, self._alone.prefill_s
         if bound is None or not prefill_s or now_s - self._online_at_s > self._config.reserve_s:
             return math.inf
         return detect_s(bound, prefill_s)
 
     def _without_turn(self, view: EngineView, step: StepPlan, ranks: Mapping[str, int]) -> frozenset[int]:
-        """Places of the online requests in the step whose turn it is not, where there are more than slots."""
+        """Places of the online requests that sit out the step because it is not their turn, where there are more than slots."""
         if self._config.keeps_slots:
             return frozenset()
         if len(self._online) <= view.max_seqs and len(ranks) == len(self._online):

@@ -1,4 +1,4 @@
-"""The parts of a brain, by the names that a config gives them. Another policy is one file and one line in a table here."""
+"""The parts of a brain, selected by name in the config. A new policy is one file and one line in a table here."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ P = TypeVar("P")
 
 @dataclass(frozen=True, slots=True)
 class PartsConfig:
-    """Which parts, by name, and the numbers that they begin with."""
+    """The selected parts, by name, and their initial numbers."""
 
     online_order: str = "mlfq"
     offline_order: str = "fair"
@@ -41,7 +41,7 @@ class PartsConfig:
 
 @dataclass(slots=True)
 class Parts:
-    """What a brain is made of. Each belongs to one brain: they remember."""
+    """The components of one brain. They keep state, so no two brains may share one."""
 
     model: LatencyModel
     online: OnlineOrder

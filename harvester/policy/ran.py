@@ -1,4 +1,4 @@
-"""What the brain is told of a step that was run."""
+"""The report of an executed step to the brain."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ NO_LOAD = StepLoad()
 class StepRan:
     """What a step computed. ``online``: names of its online requests; ``served``: offline tokens by job.
 
-    ``online_load``: of those. ``first_tokens``: whose first token it made. Empty ``load``: it ended early, and computed nothing.
-    ``admitted_tokens``: of the offline rows that it admitted; ``cached_tokens``: of those, what was not computed but found in a cache.
-    ``recomputed``: by offline row that had lost its KV, and is back in this step, what it computes again.
+    ``online_load``: load of those alone. ``first_tokens``: names of the requests that got their first token in it.
+    Empty ``load``: the step ended early and computed nothing.
+    ``admitted_tokens``: tokens of the offline rows that it admitted; ``cached_tokens``: those of them that were found in a cache.
+    ``recomputed``: tokens to compute again, by offline row that had lost its KV and was admitted again in this step.
     """
 
     load: StepLoad
@@ -30,7 +31,7 @@ class StepRan:
     recomputed: Mapping[str, int] = field(default_factory=dict)
 
     def online_share(self, model: LatencyModel) -> float:
-        """The share of its time that its online work would have taken alone."""
+        """Time of its online work alone over its whole time, both as predicted."""
         if not self.served:
             return 1.0 if self.online else 0.0
         whole_s = model.predict(self.load)

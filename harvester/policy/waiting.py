@@ -1,4 +1,4 @@
-"""The online requests that wait, with the sums that a step is planned by: a look costs the same whether ten wait or 20,000."""
+"""The waiting online requests, with the sums that planning needs: reading them costs the same whether ten wait or 20,000."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from heapq import heapify, heappop, heappush
 from itertools import chain
 from typing import NamedTuple, Protocol
 
-MIN_STALE = 64  # entries of requests that wait no longer; fewer are not worth a new heap
+MIN_STALE = 64  # heap entries of requests that wait no longer; fewer are not worth a rebuild
 
 
 class Waiting(NamedTuple):
-    """An online request that holds no KV: it has just come, or lost it."""
+    """A waiting online request. It holds no KV: it is new, or was preempted."""
 
     name: str
-    tokens: int  # known so far, all of which it computes before its next one
+    tokens: int  # prompt and answer so far, all of which it computes before its next token
     blocks: int  # KV blocks it needs to be admitted
     due_s: float  # when its first token is due, or was
 
 
 class WaitingView(Protocol):
-    """What a plan reads of those that wait. Everything but iteration is O(1)."""
+    """The waiting online requests as a plan reads them. Everything but iteration is O(1)."""
 
     @property
     def tokens(self) -> int:
-        """Of all of them."""
+        """Sum over all of them."""
 
     @property
     def blocks(self) -> int:
@@ -37,11 +37,11 @@ class WaitingView(Protocol):
 
     @property
     def unpromised(self) -> bool:
-        """Whether one of them has no time at which its first token is due."""
+        """Whether one of them has no TTFT SLO."""
 
     @property
     def names(self) -> Container[str]:
-        """Of those that wait now and later, for many looks."""
+        """A live set of their names, for repeated membership tests."""
 
     def get(self, name: str) -> Waiting | None: ...
 
@@ -64,7 +64,7 @@ class WaitingOnline:
             self.add(one)
 
     def add(self, one: Waiting) -> None:
-        """It waits. One of the same name is replaced."""
+        """Add a request that waits. One of the same name is replaced."""
         self.remove(one.name)
         self._held[one.name] = one
         self.tokens += one.tokens
@@ -75,7 +75,7 @@ class WaitingOnline:
             heappush(self._due, (one.due_s, one.name))
 
     def remove(self, name: str) -> None:
-        """It waits no longer. Unknown names change nothing."""
+        """Remove a request that waits no longer. Unknown names are ignored."""
         one = self._held.pop(name, None)
         if one is None:
             return
@@ -125,7 +125,7 @@ class WaitingOnline:
 
 
 class WithMore:
-    """A `WaitingView` with some that lose their KV in the step that is planned."""
+    """A `WaitingView` plus the requests that lose their KV in the step being planned."""
 
     def __init__(self, waiting: WaitingView, more: Iterable[Waiting]) -> None:
         self._waiting, self._more = waiting, WaitingOnline(more)

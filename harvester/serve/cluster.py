@@ -32,7 +32,7 @@ from harvester.serve.deployments.openai_app import openai_apps
 from harvester.serve.deployments.placement import ledger_options
 from harvester.serve.deployments.scale.replicas import CHAT_APP, FURTHER, chat_app_of
 from harvester.serve.environment import asked_with, joined_variables, use_haproxy
-from harvester.serve.http.sent_on import prefix_of
+from harvester.serve.http.forwarding import prefix_of
 from harvester.serve.machine.joined import SETUP, ingress_there
 from harvester.serve.machine.node import OwnNode, ports_of_agents
 from harvester.serve.machine.nodes import check_ports, root_cause, session_logs
@@ -49,29 +49,29 @@ if TYPE_CHECKING:
 log = logging.getLogger("harvester.cluster")
 
 JOBS_APP = "jobs"
-PREFIXES = {JOBS_APP: "/api", **OPENAI_PREFIXES}  # of the applications beside the models'
-PATHS = ("/", "/api/jobs", *OPENAI_PREFIXES.values())  # one of each
+PREFIXES = {JOBS_APP: "/api", **OPENAI_PREFIXES}  # of the applications other than the models'
+PATHS = ("/", "/api/jobs", *OPENAI_PREFIXES.values())  # one path of each application
 ChatApp = Callable[[ServeConfig, ModelChoice, Path, str], serve.Application]
 HARVEST_STOP_S = 5.0
 LOOK_S = 0.2
-STATUS_S = 1.0  # between two questions to Serve's controller, which take 0.1 s of a core each while the applications need it to start
+STATUS_S = 1.0  # between two status queries: each costs Serve's controller 0.1 s of a core, which the starting applications need
 EVERYWHERE = "0.0.0.0"
 OBJECT_STORE_BYTES = 200 * 1024 * 1024  # only short messages go through it
 
 
 class Cluster:
-    """``chat_app`` makes the application that answers chat with one model and harvests, given the ledger's name."""
+    """Starts and stops Ray and the applications. ``chat_app`` builds one model's, which chats and harvests, given the ledger's name."""
 
     def __init__(self, deployment: Deployment, chat_app: ChatApp) -> None:
         self._deployment = deployment
-        self._config = deployment.config  # in a joined cluster, once it is joined, with the ingress that is there
+        self._config = deployment.config  # in a joined cluster, once joined: with the ingress that runs there
         self._folder = deployment.folder
         self._chat_app = chat_app
         self._chats = (CHAT_APP, *map(chat_app_of, self._config.models))
-        self.node: OwnNode | None = None  # while it runs, where this process has started it
+        self.node: OwnNode | None = None  # the head node, if this process started it
         self._ledger = ledger_name(self._folder.root)
-        self._found = False  # in a joined cluster: applications of an earlier server of this state
-        self._is_ours = self._config.address is None  # what runs; in a joined cluster, from when we know that it is nobody else's
+        self._found = False  # in a joined cluster: whether an earlier server of this state runs there
+        self._is_ours = self._config.address is None  # may we end what runs? In a joined cluster, once we know that it is no other server's
 
     def __enter__(self) -> Self:
         options: dict[str, Any] = {
@@ -96,7 +96,7 @@ class Cluster:
         return self
 
     def _join(self, address: str, options: dict[str, Any]) -> None:
-        """Join the cluster with the ingress that is asked for, or the one that Serve has there. Raises `HarvesterError`."""
+        """Join the cluster with the configured ingress or, if that is ``auto``, the one that Serve runs there. Raises `HarvesterError`."""
         ingress = "haproxy" if use_haproxy(self._config) else "proxy"
         while True:
             self._config = self._config.model_copy(update={"ingress": ingress})
@@ -127,9 +127,9 @@ class Cluster:
         link.symlink_to(session_logs())
 
     def deploy(self, stop: threading.Event, wait_for: Callable[[str], None], look: Callable[[], None]) -> None:
-        """Deploy the applications and wait until they serve, or ``stop``. Raises `EngineError` with the replica's own reason.
+        """Deploy the applications and wait until they serve or ``stop`` is set. Raises `EngineError` with the replica's own reason.
 
-        ``wait_for`` is told what is waited for; ``look`` is called again and again meanwhile.
+        ``wait_for`` receives what is being waited for; ``look`` is called repeatedly meanwhile.
         """
         if self._config.address is not None:
             self._look_around()
@@ -145,7 +145,7 @@ class Cluster:
             )
         wait_for("the ledger to open")
         wait_opened()
-        self._folder.scale.unlink(missing_ok=True)  # what is deployed now has the configuration's numbers
+        self._folder.scale.unlink(missing_ok=True)  # this deployment starts with the configured numbers of replicas
         quiet = LoggingConfig(enable_access_log=False, log_level="WARNING")
         apps = [self._chat_target(None, quiet), *(self._chat_target(name, quiet) for name in given.models)]
         told = (given, self._deployment.choice, self._folder.root, self._ledger)
@@ -168,7 +168,7 @@ class Cluster:
         given, choice = self._config, self._deployment.choice
         if model is not None:
             given, choice = given.of(model), self._deployment.further[model]
-        else:  # it sends requests on by name; what else changes of the others is nothing to it
+        else:  # it forwards requests by model name only, so other changes of those models must not redeploy it
             given = given.model_copy(update={"models": dict.fromkeys(given.models, ModelConfig())})
         return serve.RunTarget(
             self._chat_app(given, choice, self._folder.root, self._ledger),
@@ -179,9 +179,9 @@ class Cluster:
         )
 
     def _look_around(self) -> None:
-        """In a joined cluster: are an earlier server's applications there, or else, can its nodes listen.
+        """Check a joined cluster for an earlier server's applications or, if Serve does not run yet, whether its nodes can listen.
 
-        Raises `HarvesterError`, where another server's are there too.
+        Raises `HarvesterError`, also for another server's applications.
         """
         try:
             client: Any = _get_global_client()
@@ -211,7 +211,7 @@ class Cluster:
             serve.delete(name, _blocking=False)
 
     def drain(self, hurry: threading.Event) -> None:
-        """Take no more chats and let those that are open end, for `drain_s` at the longest. The applications beside it answer meanwhile."""
+        """Refuse new chats and wait for open ones, at most `drain_s` or until ``hurry`` is set. The other applications answer meanwhile."""
         try:
             for name in self._chats:
                 self._stop_taking(name)
@@ -222,22 +222,22 @@ class Cluster:
             log.debug("drain_failed", exc_info=True)
 
     def _stop_taking(self, name: str) -> None:
-        """Of one model: no more rows, no more chats. One that has no replica, or has died, hinders no other."""
+        """Stop one model's harvesting and new chats. A model without a replica, or with a dead one, does not hold up the others."""
         with suppress(Exception):  # of Ray, of many kinds
             serve.get_app_handle(name).broadcast("stop_harvest").results(timeout_s=HARVEST_STOP_S)
         serve.delete(name, _blocking=False)
 
     def _has_port(self, status: Any) -> bool:
-        """Whether the ingress of our own node listens; a joined cluster looks after its own."""
+        """Whether our own node's ingress is healthy. Always true in a joined cluster, which looks after its own."""
         proxies = status.proxies.values()
         return self._config.address is not None or (bool(proxies) and all(state == ProxyStatus.HEALTHY for state in proxies))
 
     def _is_ingress_here(self) -> bool:
-        """A machine of a joined cluster has one if it is the head, or has a replica."""
+        """Whether this machine has an ingress: in a joined cluster only the head and machines with a replica do."""
         return self._config.address is None or ray.get_runtime_context().get_node_id() in serve.status().proxies
 
     def _replica_host(self) -> str:
-        """Where replicas listen: behind HAProxy, which listens on ``host``, where that of every node reaches them."""
+        """Host on which replicas listen. HAProxy listens on ``host``; replicas behind it, where every node's HAProxy reaches them."""
         if not use_haproxy(self._config):
             return self._config.host
         if self._config.address is None:
@@ -261,14 +261,14 @@ class Cluster:
             stop.wait(STATUS_S)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        is_new = error is None or not self._found  # what ran before stays where a change of it failed
+        is_new = error is None or not self._found  # after a failed redeployment, what ran before stays
         if self._config.address is not None and self._is_ours and is_new:
             leave(self._ledger)
         ray.shutdown()
 
 
 def _ours(status: Any) -> list[str]:
-    """Names of applications that are a server's."""
+    """Names of the applications that belong to a harvester server."""
     return [name for name in status.applications if name in (CHAT_APP, *PREFIXES) or name.startswith(FURTHER)]
 
 

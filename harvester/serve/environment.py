@@ -18,9 +18,9 @@ from harvester.serve.processes import MARK
 from harvester.serve.runtime import node_folder, runtime_folder
 from jobs.storage.folder import StateFolder
 
-LONGEST_STREAM_S = 3600  # a reload leaves the streams of the HAProxy before it alone for so long
-PORT_REST_S = 600  # before another replica gets the port of one that has gone: such an HAProxy may still know it
-LEAVES_S = 2  # a replica that leaves takes requests for so long, until the HAProxy of each node knows
+LONGEST_STREAM_S = 3600  # after a reload, the old HAProxy may finish its streams for so long
+PORT_REST_S = 600  # before a port of a stopped replica is reused: an old HAProxy may still send to it
+LEAVES_S = 2  # a stopping replica accepts requests for so long, until every node's HAProxy knows
 CONNECT_S = 2  # to a replica on another node; then another replica is tried
 CHECK_S = 2  # between two checks of a replica by each node, of which two in a row must fail
 HAPROXY = {
@@ -37,14 +37,14 @@ def haproxy_available() -> bool:
 
 
 def use_haproxy(config: ServeConfig) -> bool:
-    """Whether to use HAProxy. In a joined cluster replicas listen on the network then: not for a server that others do not reach."""
+    """Whether to use HAProxy. ``auto`` avoids it on loopback in a joined cluster, because its replicas would listen on the network."""
     if config.ingress == "auto":
         return haproxy_available() and (config.address is None or not is_loopback(config.host))
     return config.ingress == "haproxy"
 
 
 def joined_variables(config: ServeConfig) -> dict[str, str]:
-    """What every process reads that runs our code in a cluster that was joined. ``ingress`` is settled: not ``auto``."""
+    """Environment of every process that runs our code in a joined cluster. ``ingress`` must be settled: not ``auto``."""
     if not use_haproxy(config):
         return process_variables()
     folder = node_folder(config.port)
@@ -60,12 +60,12 @@ def joined_variables(config: ServeConfig) -> dict[str, str]:
 
 
 def process_variables() -> dict[str, str]:
-    """What every process of Ray's that runs our code reads, on whichever machine it is."""
+    """Environment of every Ray process that runs our code, on any machine."""
     return {
-        "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",  # a chat token leaves on the loop it was made on
+        "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",  # a chat token is sent from the event loop that made it
         "RAY_SERVE_LOG_TO_STDERR": "0",
-        "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",  # `drain_s` is for those that work; one that does not is replaced at once
-        "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",  # Serve and Ray look after themselves less often: on few cores that is felt
+        "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",  # `drain_s` is for healthy replicas; an unhealthy one is replaced at once
+        "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",  # Serve polls less often, which is noticeable on few cores
         "RAY_USAGE_STATS_ENABLED": "0",
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_DISABLE_TELEMETRY": "1",
@@ -75,9 +75,9 @@ def process_variables() -> dict[str, str]:
 
 
 def node_variables() -> dict[str, str]:
-    """What the raylet of a node reads when it starts; for a node of one's own, `harvester env` prints them."""
+    """Environment that a node's raylet reads when it starts. `harvester env` prints it for nodes that the user starts."""
     return {
-        "RAY_worker_niceness": "0",  # Ray's 15 would pass to vLLM: any client on the same cores would outrank chat
+        "RAY_worker_niceness": "0",  # vLLM would inherit Ray's 15: any client on the same cores would outrank chat
         "RAY_enable_metrics_collection": "0",
         "RAY_task_events_report_interval_ms": "0",
         "RAY_raylet_report_resources_period_milliseconds": "1000",
@@ -90,7 +90,7 @@ def prepare_environment(config: ServeConfig, folder: StateFolder, mark: str) -> 
     """Set the variables of this process, which Ray's processes inherit. What the user has set already stays."""
     runtime = runtime_folder(folder, mark)
     values = process_variables() | {
-        "RAY_ENABLE_AUTO_CONNECT": "0",  # a late call of Serve's, once Ray has been shut down, would start a cluster of its own
+        "RAY_ENABLE_AUTO_CONNECT": "0",  # a late call by Serve, after Ray's shutdown, would start another cluster
         "RAY_DEDUP_LOGS": "0",
         "VLLM_RPC_BASE_PATH": str(runtime),
     }
@@ -99,17 +99,17 @@ def prepare_environment(config: ServeConfig, folder: StateFolder, mark: str) -> 
         values |= _haproxy(runtime, mark)
         ours["RAY_SERVE_HAPROXY_BINARY_PATH"] = str(_launcher(config, runtime))
     if config.address is None:
-        values |= node_variables() | {"RAY_health_check_timeout_ms": "60000"}  # whether the one node lives, the server sees by itself
+        values |= node_variables() | {"RAY_health_check_timeout_ms": "60000"}  # the server itself watches its only node
         ours |= _own_cluster(runtime)
     elif token_from() is not None:
-        values["RAY_AUTH_MODE"] = "token"  # as `ray start` has it by default; without, its cluster does not answer
+        values["RAY_AUTH_MODE"] = "token"  # the default of `ray start`; without it, that cluster does not answer
     for name, value in values.items():
         os.environ.setdefault(name, value)
     os.environ.update(ours)
 
 
 def token_from() -> str | None:
-    """Where Ray would read the token of a cluster; None where there is none, so that we ask without."""
+    """Where Ray would read a cluster's token: the name of a variable, or a path. None: there is no token, and we connect without."""
     for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
         if os.environ.get(name):
             return name
@@ -118,7 +118,7 @@ def token_from() -> str | None:
 
 
 def asked_with() -> str:
-    """How this process asks a cluster that it joins, for an error's message."""
+    """How this process authenticates to the cluster that it joins, for an error message."""
     mode, source = os.environ.get("RAY_AUTH_MODE", "disabled"), token_from()
     if mode != "token":
         return "asked without a token (RAY_AUTH_MODE=disabled)"
@@ -128,9 +128,9 @@ def asked_with() -> str:
 
 
 def _haproxy(folder: Path, mark: str) -> dict[str, str]:
-    """Sockets in ``folder``, ports that are free, streams left whole.
+    """HAProxy's variables in our own cluster: sockets in ``folder``, free ports, no cut streams.
 
-    The replicas listen on the ports of the range from its first on; its last one is that of Serve's own proxy, which nothing is sent to.
+    Replicas get the ports of the free range except the last, which Serve's own proxy gets. Nothing is sent to that one.
     """
     *replicas, fallback = free_range(int(mark, 16))
     return (
@@ -146,7 +146,7 @@ def _haproxy(folder: Path, mark: str) -> dict[str, str]:
 
 
 def front_of(config: ServeConfig, folder: StateFolder, mark: str) -> Front | None:
-    """The server's port, where HAProxy is to have it; None where Serve's own proxy does, or a cluster that is not ours."""
+    """Holder of the server's port if HAProxy is its ingress. None with Serve's own proxy, or in a joined cluster."""
     if config.address is not None or not use_haproxy(config):
         return None
     runtime = runtime_folder(folder, mark)
@@ -154,7 +154,7 @@ def front_of(config: ServeConfig, folder: StateFolder, mark: str) -> Front | Non
 
 
 def _launcher(config: ServeConfig, runtime: Path) -> Path:
-    """What Ray Serve starts as HAProxy: `harvester.serve.ingress.program`."""
+    """Write the program that Ray Serve starts as HAProxy (`harvester.serve.ingress.program`). Raises `ConfigError` without HAProxy."""
     binary = haproxy_binary()
     if binary is None:
         raise ConfigError("ingress haproxy needs HAProxy, which is not installed; install ray[serve], or set ingress: proxy")
@@ -162,15 +162,15 @@ def _launcher(config: ServeConfig, runtime: Path) -> Path:
 
 
 def _own_cluster(runtime: Path) -> dict[str, str]:
-    """Ray's processes listen on loopback alone, answer those alone who know the token of this server, and have time on a busy machine."""
+    """Ray's variables in our own cluster: loopback only, a token of this server's own, and long timeouts for a busy machine."""
     tables = runtime / "gcs"
     shutil.rmtree(tables, ignore_errors=True)
     tables.mkdir(mode=0o700)
     return {
-        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # by default so on these two; its one effect is the address of a node
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # Ray's default on these two; its only effect is the address of a node
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
-        "RAY_gcs_storage": "rocksdb",  # a GCS that died is replaced, and knows what the one before it knew
+        "RAY_gcs_storage": "rocksdb",  # the GCS that replaces a dead one continues with its tables
         "RAY_gcs_storage_path": str(tables),
         "RAY_gcs_rpc_server_reconnect_timeout_s": "300",
         "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "300",

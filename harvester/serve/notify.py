@@ -1,4 +1,4 @@
-"""Tell systemd how the server is (``Type=notify``), where systemd started it."""
+"""Report the server's state to systemd (``Type=notify``), if systemd started it."""
 
 from __future__ import annotations
 

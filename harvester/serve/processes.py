@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 
 MARK = "HARVESTER_SERVER"
-# Ray's and Serve's own, by a word of their command line. Not the raylet: what it starts would inherit.
+# Processes of Ray and Serve, known by a word of their command line. Not the raylet: its children would inherit the settings.
 HOUSEKEEPING = ("gcs_server", "dashboard", "log_monitor", "monitor.py", "agent", "Agent", "ServeController", "ProxyActor")
 HOUSEKEEPING_NICENESS = 10
 INGRESS = "HAProxyManager"  # its main thread only waits for signals; the other threads start HAProxy, which would inherit
@@ -24,7 +24,7 @@ def mark_of(state_dir: Path) -> str:
 
 
 def marked(mark: str) -> Iterator[psutil.Process]:
-    """Processes of this user that carry the mark, this one and its ancestors apart."""
+    """This user's processes that carry the mark, except this one and its ancestors."""
     own = {os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
     for process in psutil.process_iter():
         if process.pid in own:
@@ -35,7 +35,7 @@ def marked(mark: str) -> Iterator[psutil.Process]:
 
 
 def _marks(process: psutil.Process) -> list[str]:
-    """Those in its environment. Read whole: psutil stops where a process has blanked a variable, as those do that set their title."""
+    """Marks in a process's environment. It is read whole: psutil stops at a blanked variable, as in processes that set their title."""
     if sys.platform != "linux":
         return [process.environ().get(MARK, "")]
     variables = Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0")
@@ -43,7 +43,7 @@ def _marks(process: psutil.Process) -> list[str]:
 
 
 def stop_marked(mark: str, grace_s: float = 0.0, keep: Collection[int] = ()) -> int:
-    """Ask the marked processes to end, those of the ids in ``keep`` apart, and kill them after ``grace_s`` seconds. Returns how many."""
+    """Terminate the marked processes, except the ids in ``keep``; kill them after ``grace_s`` seconds. Returns their number."""
     found = [process for process in marked(mark) if process.pid not in keep]
     if grace_s > 0:
         for process in found:
@@ -56,7 +56,7 @@ def stop_marked(mark: str, grace_s: float = 0.0, keep: Collection[int] = ()) -> 
 
 
 def lower_housekeeping(mark: str) -> None:
-    """Keep Ray's housekeeping off the cores that a CPU engine is bound to, and behind everything else on the others."""
+    """Keep Ray's housekeeping off the cores that a CPU engine is bound to, and at low priority on the others."""
     if sys.platform != "linux":
         return
     lines = {process: _line(process) for process in marked(mark)}
@@ -73,9 +73,9 @@ def lower_housekeeping(mark: str) -> None:
 
 
 def lower_priority(*, whole: bool = True) -> None:
-    """Let this process take no core from a running step when it wakes (``SCHED_BATCH``): it waits for one that is free, or for its turn.
+    """Schedule this process as ``SCHED_BATCH``: on waking it does not preempt a running step, but waits for a free core or its turn.
 
-    Threads started later inherit that. Not ``whole``: of the main thread alone, which in Ray's processes only waits for signals.
+    Threads started later inherit that. Not ``whole``: only the main thread, which in Ray's processes only waits for signals.
     """
     if sys.platform == "linux":
         _step_back(_threads(psutil.Process()) if whole else [os.getpid()])
@@ -89,7 +89,7 @@ def _line(process: psutil.Process) -> str:
 
 
 def _bound(process: psutil.Process, own: set[int]) -> set[int]:
-    """The cores it may use; none where it may use all that this process may."""
+    """Cores that the process is bound to; none if it may use all of ``own``."""
     try:
         cores = set(process.cpu_affinity())
     except psutil.Error:
@@ -105,11 +105,11 @@ def _threads(process: psutil.Process) -> list[int]:
 
 
 def _step_back(threads: list[int], cores: set[int] | None = None, niceness: int | None = None) -> None:
-    """Never forward: who stands further back than ``niceness`` stays there, which an administrator's process could change."""
+    """Lower the threads' priority and bind them to ``cores``. Never raises it, even as an administrator: a higher niceness stays."""
     for thread in threads:
-        # Each by itself: a thread may have ended meanwhile, and a container may forbid one of them and allow the others.
+        # Each call by itself: a thread may have ended meanwhile, and a container may forbid one of the calls and allow the others.
         with suppress(OSError):
-            if os.sched_getscheduler(thread) == os.SCHED_OTHER:  # who is of the idle class already stands further back
+            if os.sched_getscheduler(thread) == os.SCHED_OTHER:  # the idle class has a lower priority already
                 os.sched_setscheduler(thread, os.SCHED_BATCH, os.sched_param(0))
         if niceness is not None:
             with suppress(OSError):

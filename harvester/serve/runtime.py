@@ -1,7 +1,7 @@
 """The private folder of a running server, and of a node of a joined cluster: sockets and configuration of HAProxy, sockets and logs of Ray.
 
-It must be short: the path of a socket has at most 107 bytes, and HAProxy's is the folder, Ray's 56-digit name of the node, ``admin.sock``
-and, while it starts, a process id. Whoever else can write to the folder commands the server, so it is a folder of this user alone.
+Its path must be short. A socket's path has at most 107 bytes; HAProxy's consists of the folder, Ray's 56-digit node id, ``admin.sock``
+and, while it starts, a process id. Only this user may write to the folder, because whoever can write to it controls the server.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _PREFIX = "hv-"
 
 
 def runtime_folder(folder: StateFolder, mark: str) -> Path:
-    """The folder of this state folder's server, made where it is not there yet.
+    """The folder of this state folder's server, created if it is missing.
 
-    In ``$XDG_RUNTIME_DIR``, else in the state folder, else beside temporary files under an unpredictable name, which the state folder
-    remembers. A place of another user, one that others may enter, a link and a path that is too long are passed over. So is logind's
-    folder of a user, which goes when they log out, and the server stays.
+    It is in ``$XDG_RUNTIME_DIR``, else in the state folder, else among temporary files under an unpredictable name, which the state folder
+    remembers. Skipped are folders of other users or that others may enter, links, and paths that are too long. Skipped too is logind's
+    folder of a user, which is removed at logout while the server runs on.
     Raises `StorageError`.
     """
     for path in _candidates(folder, mark):
@@ -42,7 +42,7 @@ def runtime_folder(folder: StateFolder, mark: str) -> Path:
 
 @contextmanager
 def held(runtime: Path) -> Iterator[None]:
-    """Within the block systemd-tmpfiles, which removes old temporary files, leaves the folder alone: it passes over what is locked."""
+    """Lock the folder within the block, so that systemd-tmpfiles, which removes old temporary files, leaves it alone."""
     folder = os.open(runtime, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(folder, fcntl.LOCK_SH)
@@ -52,18 +52,18 @@ def held(runtime: Path) -> Iterator[None]:
 
 
 def node_folder(port: int) -> Path:
-    """The folder of HAProxy on every node of a cluster where a server listens on ``port``. Ray Serve wants the same path on all of them."""
+    """HAProxy's folder on every node of a joined cluster. ``port``: the server's. Ray Serve needs the same path on all nodes."""
     return Path("/tmp") / f"{_PREFIX}{os.geteuid()}-{port}"
 
 
 def make_node_folder(path: Path) -> None:
-    """Raises `StorageError` where another user could write to it, or has it."""
+    """Create the folder. Raises `StorageError` if it belongs to another user, or others may enter it."""
     if not _make(path):
         raise StorageError(f"{path} is not a private folder of user {os.geteuid()}; HAProxy's sockets are to be there: remove it")
 
 
 def ray_folder(runtime: Path) -> Path:
-    """Where Ray keeps sessions. Those but the newest go: it has the logs of the last server."""
+    """Ray's folder of sessions. Removes all but the newest, which has the logs of the last server."""
     path = runtime / "ray"
     path.mkdir(mode=0o700, exist_ok=True)
     for session in sorted(path.glob("session_2*"))[:-1]:
@@ -73,14 +73,14 @@ def ray_folder(runtime: Path) -> Path:
 
 def clear(runtime: Path) -> None:
     """Remove what is of no use once the server has ended; Ray's logs stay."""
-    with suppress(OSError):  # a server that ends has more to say than what it could not remove
+    with suppress(OSError):  # a failed removal is not worth an error when the server ends
         for path in runtime.iterdir():
             if path.name != "ray":
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def is_private(path: Path, *, shared: bool = False) -> bool:
-    """Whether it is a folder, no link, of this user, that nobody else may enter. ``shared``: or one like ``/tmp``."""
+    """Whether ``path`` is a folder of this user, no link, that nobody else may enter. ``shared``: or root's, sticky, like ``/tmp``."""
     try:
         found = path.lstat()
     except OSError:

@@ -35,11 +35,11 @@ from jobs.storage.folder import StateFolder, keep_private
 
 
 def run(config: ServeConfig, state_dir: Path, on_event: OnEvent, chat_app: Any = None) -> None:
-    """Serve until SIGINT or SIGTERM; what dies meanwhile is started again. A second signal ends the wait for open requests.
+    """Serve until SIGINT or SIGTERM, and restart what dies meanwhile. A second signal ends the wait for open requests.
 
     Reports ``starting``, ``waiting``, ``ready``, ``stopping`` and ``stopped`` (and ``warning``) through ``on_event``; ``ready`` with the
-    seconds since the start, or for which the server was shut. ``chat_app`` takes the place of vLLM's replicas (`cluster.ChatApp`), for
-    measuring everything around them. Raises `HarvesterError` where the server cannot start; nothing it started is left behind then.
+    seconds since the start, or since the server stopped answering. ``chat_app`` (a `cluster.ChatApp`) replaces vLLM's replicas, for
+    measuring everything around them. Raises `HarvesterError` if the server cannot start, and then leaves nothing running.
     """
     began_s = time.monotonic()
     folder = StateFolder(state_dir.absolute())
@@ -58,7 +58,7 @@ def run(config: ServeConfig, state_dir: Path, on_event: OnEvent, chat_app: Any =
         open_to = check_listening(config, folder.keys)
         sources = config.sources.with_roots(Path.cwd() if is_loopback(config.host) else None)
         config = config.model_copy(update={"sources": sources})
-        if config.address is None:  # a cluster's proxy may have it from an earlier server of this state
+        if config.address is None:  # in a joined cluster, the proxy of an earlier server of this state may hold it
             check_port(config.host, config.port)
         cpu = device_of(config) == "cpu"
         from harvester.engine.launch.defaults import check_gpus, described
@@ -95,7 +95,7 @@ def run(config: ServeConfig, state_dir: Path, on_event: OnEvent, chat_app: Any =
 
 
 def _ready(folder: StateFolder, config: ServeConfig) -> list[str]:
-    """`ready_state`. A storage is reached from a process of its own: sessions are forked from this one, which must have no threads."""
+    """`ready_state`; with a storage, in a process of its own: sessions are forked from this process, which must have no threads."""
     if config.storage is None:
         return ready_state(folder, config.ledger)
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
@@ -121,7 +121,7 @@ def _signals(stop: threading.Event, hurry: threading.Event) -> Iterator[None]:
 
 
 def end_joined(address: str, state_dir: Path) -> None:
-    """End what a server that is not there any more has left in the cluster at ``address``. Raises `EngineError`."""
+    """End what a dead server left in the cluster at ``address``. Raises `EngineError`."""
     folder = StateFolder(state_dir.absolute())
     with folder.locked():
         session = multiprocessing.get_context("spawn").Process(target=_end_joined, args=(address, folder.root))
@@ -133,7 +133,7 @@ def end_joined(address: str, state_dir: Path) -> None:
 
 
 def _end_joined(address: str, root: Path) -> None:
-    """The process: Ray may end it, and its variables are not the caller's."""
+    """Runs in a process of its own, because Ray may end it, and because it sets variables that the caller should not have."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if token_from() is not None:
         os.environ.setdefault("RAY_AUTH_MODE", "token")

@@ -1,4 +1,4 @@
-"""One life of the cluster, in a process of its own: whatever Ray does to the process that started it, the supervisor stays."""
+"""One session: the cluster from start to end, in a process of its own. The supervisor survives whatever Ray does to that process."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LOOK_S = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """What is served, whichever life of the cluster serves it. ``chat_app``: a `cluster.ChatApp`; None: vLLM's replicas."""
+    """What is served, the same in every session. ``chat_app``: a `cluster.ChatApp`; None: vLLM's replicas."""
 
     config: ServeConfig
     folder: StateFolder
@@ -44,7 +44,7 @@ class Deployment:
 
 
 def run_session(deployment: Deployment, front: Front | None, told: Connection) -> None:
-    """The process: sends ``("ready", None)``, then ``("failed", error)`` where it ends otherwise than by SIGTERM.
+    """Main function of the process. Sends ``("ready", None)``, and ``("failed", error)`` or ``("lost", reason)`` if SIGTERM did not end it.
 
     A second SIGTERM ends the wait for open requests. Dies with the supervisor.
     """
@@ -57,8 +57,8 @@ def run_session(deployment: Deployment, front: Front | None, told: Connection) -
         _serve(deployment, front, told, listen, stop, hurry)
     except HarvesterError as error:
         told.send(("failed", error))
-    except Exception as error:  # of Ray, mostly a wait of its own that a busy machine outlasted
-        if isinstance(error, OSError) and error.errno is not None:  # not a `TimeoutError` of Ray's, which is one too
+    except Exception as error:  # raised by Ray, mostly a timeout of its own on a busy machine
+        if isinstance(error, OSError) and error.errno is not None:  # Ray's `TimeoutError` is an `OSError` too, but has no errno
             told.send(("failed", error))
             return
         log.debug("session_failed", exc_info=True)
@@ -82,7 +82,7 @@ def _serve(
 
     chat_app = deployment.chat_app or partial(replica_app, cpu=deployment.cpu)
     with Cluster(deployment, chat_app) as cluster:
-        listen()  # Ray has put its own handlers in
+        listen()  # again, because Ray has installed its own handlers
         look = partial(_look, cluster, front, told)
         cluster.deploy(stop, lambda what: told.send(("waiting", what)), look)
         if not stop.is_set():
@@ -94,7 +94,7 @@ def _serve(
 
 
 def _look(cluster: Cluster, front: Front | None, told: Connection) -> None:
-    """Bring back what Ray does not. Ends the process where that takes a new cluster: Ray's own goodbye would wait for what has died."""
+    """Restart what Ray does not restart. Exits the process if that takes a new cluster: Ray's own shutdown would wait for what has died."""
     if cluster.node is None:
         return
     if cluster.node.raylet_is_gone():
@@ -114,7 +114,7 @@ def _listener(stop: threading.Event, hurry: threading.Event) -> Callable[[], Non
 
     def listen() -> None:
         signal.signal(signal.SIGTERM, on_stop)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the supervisor has it too
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal: the supervisor gets it too
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
 
     return listen

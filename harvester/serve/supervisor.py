@@ -1,4 +1,4 @@
-"""Keep a server alive: one session after another, each a cluster of its own, with a wait between that grows."""
+"""Keep a server alive: run one session after another, each with a cluster of its own, with a growing backoff between them."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from harvester.serve.ingress.front import Front
 from harvester.serve.processes import stop_marked
 from harvester.serve.session import Deployment, run_session
 
-START_TRIES = 6  # of a server that has not been ready yet, where Ray itself did not come up
+START_TRIES = 6  # while the server was never ready because Ray itself did not start
 FIRST_WAIT_S, MAX_WAIT_S = 1.0, 30.0
 WELL_S = 30.0  # a server that was ready for so long is started again at once
-STOP_MARGIN_S = 30.0  # beside `drain_s`
+STOP_MARGIN_S = 30.0  # on top of `drain_s`
 POLL_S = 0.1
-END_S = 10.0  # of a session that has said why it ends
+END_S = 10.0  # for the session's process to exit, once it has said why it ends
 
 OnEvent = Callable[[str, dict[str, Any]], None]
 
 
 class Supervisor:
-    """``on_ready`` is called each time that the server answers, with the seconds for which it did not; the first time since ``began_s``."""
+    """Runs sessions. ``on_ready`` is called each time the server gets ready, with the seconds it was not (at first: since ``began_s``)."""
 
     def __init__(
         self, deployment: Deployment, front: Front | None, on_event: OnEvent, on_ready: Callable[[float], None], began_s: float
@@ -42,7 +42,10 @@ class Supervisor:
         self._failures = 0
 
     def run(self, stop: threading.Event, hurry: threading.Event) -> None:
-        """Until ``stop``, and the requests open then have ended or ``hurry`` is set. Raises `HarvesterError` where it never was ready."""
+        """Run sessions until ``stop`` is set, and open requests have ended or ``hurry`` is set.
+
+        Raises `HarvesterError` if the server never was ready.
+        """
         if self._front is not None:
             self._front.forget()
         while not stop.is_set():
@@ -56,7 +59,7 @@ class Supervisor:
             stop.wait(wait_s)
 
     def _wait_s(self, now_s: float) -> float:
-        """Seconds until the next session begins: none after one that went well, longer with each that did not."""
+        """Backoff before the next session: 0 after a session that was ready for `WELL_S`, else doubled with each one."""
         if self._ready_s is not None:
             self._shut_s = now_s
             if now_s - self._ready_s >= WELL_S:
@@ -66,7 +69,7 @@ class Supervisor:
         return min(MAX_WAIT_S, FIRST_WAIT_S * float(2 ** (self._failures - 1)))
 
     def _session(self, stop: threading.Event, hurry: threading.Event) -> HarvesterError | str:
-        """One life of the cluster. What ended it: an error of ours, or what happened to Ray."""
+        """Run one session. Returns what ended it: an error of ours, or what happened to Ray."""
         process, ours = self._start()
         failure: HarvesterError | str | None = None
         asked, patience_s = 0, float("inf")
@@ -95,7 +98,7 @@ class Supervisor:
         return process, ours
 
     def _told(self, ours: Connection) -> HarvesterError | str | None:
-        """What the session says; why it ends, if it does."""
+        """Handle a message of the session. Returns why it ends, if it says so."""
         if not ours.poll(POLL_S):
             return None
         kind, given = ours.recv()
@@ -111,7 +114,7 @@ class Supervisor:
         return None
 
     def _report(self, failure: HarvesterError | str, wait_s: float) -> None:
-        """Raise where there is no use in another try."""
+        """Warn that the session failed. Raises if another try is useless."""
         message = failure if isinstance(failure, str) else failure.message
         if not self._was_ready and isinstance(failure, HarvesterError):
             raise failure

@@ -69,10 +69,10 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Launches:
-    """What launching a step costs a layer, by `GraphSizes.padded`'s kind. Assumptions, in the range that traces of such GPUs show.
+    """Launch cost of a step per layer, by `GraphSizes.padded`'s kind. Assumptions, in the range that traces of such GPUs show.
 
     ``gap_s``: the GPU idle between kernels. ``host_s``: the host's own time, hidden behind the GPU's where that is longer. A graph of
-    decodes is one launch. A piecewise one is a graph and an attention kernel a layer. Without a graph each kernel is launched by itself.
+    decodes is one launch. A piecewise one is a graph and an attention kernel per layer. Without a graph each kernel is launched by itself.
     """
 
     gap_s: tuple[float, float, float] = (0.0, 40e-6, 60e-6)

@@ -1,7 +1,7 @@
-"""The door before a simulated replica: the policy that refuses chat and has offline work stand still, in virtual time.
+"""Admission of chat at a simulated replica, in virtual time: the policy that refuses chat and pauses offline work.
 
-The counterpart of `harvester.engine.frontend.overload`. It knows what a front end knows: whom it let in, how many first tokens were made,
-and the latency model as the engine core tells it.
+The counterpart of `harvester.engine.frontend.overload`. It knows what a front end knows: the requests it let in, the number of first
+tokens, and the latency model as the engine core reports it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ RECENT = 32  # prompts, and answers, that a mean is taken over
 
 
 class SimDoor:
-    """Of one simulation. ``told_tokens``: what the length of a prompt is told as, times its tokens: a front end counts characters."""
+    """The door of one simulation. ``told_tokens``: reported over actual prompt length, since a front end counts characters."""
 
     def __init__(self, engine: SimEngine, brain: Brain, policy: ChatAdmission, told_tokens: float = 1.0) -> None:
         self.refused: list[Request] = []
@@ -39,7 +39,7 @@ class SimDoor:
         self._answer_tokens = float(TYPICAL_ANSWER)  # of the last answers, on average
 
     def lets_in(self, request: Request, coming: int) -> bool:
-        """Whether an online request that comes now may wait. ``coming``: those that were let in and that the engine does not know yet."""
+        """Whether an online request that arrives now is let in. ``coming``: requests let in that the engine does not know yet."""
         times, now_s = self._brain.chat_times, request.arrival_s
         awaiting = max(0, self._let_in - times.first_tokens - times.gone)
         going, slots = self._brain.online + coming, self._engine.max_seqs
@@ -68,17 +68,17 @@ class SimDoor:
         return True
 
     def ended(self, seconds: float, tokens: int) -> None:
-        """One that was let in is over, so long after it came, with so many tokens."""
+        """A request that was let in has ended, ``seconds`` after its arrival, with ``tokens``."""
         self._answer_tokens += (tokens - self._answer_tokens) / RECENT
         answer_s = in_its_slot_s(seconds, self._brain.online + 1, self._engine.max_seqs)
         self._answer_s = answer_s if self._answer_s is None else self._answer_s + (answer_s - self._answer_s) / RECENT
 
     def _typical_s(self, slots: int) -> float:
-        """Of an answer, from the door to its end."""
+        """Time of a typical answer, from the door to its end."""
         return self._answer_s if self._answer_s is not None else typical_answer_s(slots, round(self._prompt_tokens), self._bound_s)
 
     def _prompts_s(self, awaiting: int) -> float:
-        """What the prompts of those that await take by the latency model."""
+        """Time of the prompts of ``awaiting`` requests, by the latency model."""
         whole, rest = divmod(round(awaiting * self._prompt_tokens), self._engine.max_tokens)
         return whole * self._bound_s(StepLoad.prefill(self._engine.max_tokens)) + self._bound_s(StepLoad.prefill(rest))
 

@@ -9,13 +9,13 @@ from harvester.sim.cost import Cost
 
 @dataclass(frozen=True, slots=True)
 class SimEngine:
-    """``host_blocks``: KV blocks that host memory holds for checkpoints; 0: there are none, and KV that is lost is computed again.
+    """``host_blocks``: KV blocks that host memory holds for checkpoints; 0: no checkpoints, lost KV is computed again.
 
     ``block_copy_s``: seconds to copy one, in either direction. ``copy_cost``: slowdown of the concurrent step per second of copying.
-    ``layers``: between which a step of offline work alone may end for an arrival; 0: such steps run to their end. A safepoint costs
-    ``safepoint_s``, and one is wanted every ``detect_s``, or more often where the plan says so.
-    ``end_beside_chat``: so may one that chat decodes in.
-    ``latest_gives_way``: of a step in the middle of which KV runs out, the latest arrival loses its own, rows first, as in stock vLLM by
+    ``layers``: of the model; between two, a step of offline work alone may end for an arrival; 0: such steps run to their end. A safepoint
+    costs ``safepoint_s``, and one is wanted every ``detect_s``, or more often where the plan says so.
+    ``end_beside_chat``: a step in which chat decodes may end early too.
+    ``latest_gives_way``: where KV runs out in the middle of a step, the latest arrival is preempted, rows first, as in stock vLLM by
     priority; else the last in the plan's order.
     ``max_ttft_delay_fraction``, ``max_slowdown``: see `harvester.policy.step.preempt.Arrival`.
     """

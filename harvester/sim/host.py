@@ -1,7 +1,7 @@
 """Host memory for KV checkpoints and the link to it: which blocks are copied when, and what a preempted request reads back.
 
-As `harvester.engine.checkpoints` does it, with the same `HostPool` and without data. The link is full duplex; what is read back goes
-before what is stored where a step bounds both. Requests share no prefix here, so that every block has one owner.
+As in `harvester.engine.checkpoints`, with the same `HostPool` but without data. The link is full duplex; where a step bounds both
+directions, reading back goes before storing. Requests share no prefix here, so that every block has one owner.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Key = tuple[str, int, int]
 
 @dataclass(slots=True)
 class _Copy:
-    """``slots``: of host memory, those still to copy."""
+    """``slots``: host slots that are still to be copied."""
 
     name: str
     slots: list[int]
@@ -31,35 +31,35 @@ class _Copy:
 
 @dataclass(slots=True)
 class _Direction:
-    """One way over the link. ``spent_s``: on the block under way."""
+    """One direction of the link. ``spent_s``: time spent on the block in flight."""
 
     queue: deque[_Copy] = field(default_factory=deque)
     spent_s: float = 0.0
 
 
 class SimHostMemory:
-    """Of one engine with ``engine.host_blocks``. Calls of a step: `begin`, `save`, `find` and `load`, `grant`, `advance`."""
+    """Host memory of one engine with ``engine.host_blocks``. Calls of a step: `begin`, `save`, `find` and `load`, `grant`, `advance`."""
 
     def __init__(self, engine: SimEngine) -> None:
         self.pool: HostPool[Key] = HostPool(engine.host_blocks)
         self._engine = engine
         self._out, self._back = _Direction(), _Direction()
         self._tails: dict[str, Key] = {}  # the partly filled blocks of preempted requests
-        self._victims: set[str] = set()  # preempted for the step that is put together
+        self._victims: set[str] = set()  # preempted for the step that is being scheduled
         self._copies = Copies()
-        self._stored = 0  # blocks, since they were last asked for
+        self._stored = 0  # blocks, since the last `measured_s`
         self._waited = 0  # blocks that the step waits for
 
-    # A step is put together
+    # While a step is scheduled
 
     def begin(self, copies: Copies | None) -> None:
-        """What the plan wants copied beside the next step."""
+        """Begin a step. ``copies``: what its plan wants copied beside it."""
         self._copies = copies or Copies(allowed=0, awaited=0, max_waited=0)
         self._victims.clear()
         self._waited = 0
 
     def save(self, track: Track) -> None:
-        """It is about to lose its KV: what little is not saved is copied at once, as far as the step may wait for it."""
+        """The request is about to lose its KV: its unsaved blocks are copied at once, as many as the step may wait for."""
         name, tokens, size = track.name, track.computed, self._engine.block_tokens
         self._victims.add(name)
         self._flush(name)
@@ -79,7 +79,7 @@ class SimHostMemory:
         self._waited += len(slots)
 
     def find(self, track: Track) -> int | None:
-        """Tokens of a preempted request that can be read back; None while some are being written, and in the step that it lost them in."""
+        """Tokens of a preempted request that can be read back; None while some are being written, and in the step that preempted it."""
         name, size, tokens = track.name, self._engine.block_tokens, 0
         if name in self._victims:
             return None
@@ -116,7 +116,7 @@ class SimHostMemory:
             if slots:
                 self._out.queue.append(_Copy(name, list(slots.values())))
 
-    # A step runs
+    # While a step runs
 
     @property
     def waited_s(self) -> float:
@@ -124,9 +124,9 @@ class SimHostMemory:
         return self._waited * self._engine.block_copy_s
 
     def advance(self, seconds: float, bounded: bool = True) -> tuple[list[str], int]:
-        """The link works for ``seconds`` beside a step, or without one (not ``bounded``).
+        """Move blocks over the link for ``seconds``, beside a step or without one (not ``bounded``).
 
-        Returns who has all of its KV back, and how many blocks were copied.
+        Returns the requests that have all of their KV back, and the number of blocks copied.
         """
         allowed = self._copies.allowed if bounded else None
         back = self._move(self._back, seconds, allowed)
@@ -138,11 +138,11 @@ class SimHostMemory:
         return [name for name in dict.fromkeys(name for name, _ in back) if name not in waiting], len(back) + len(out)
 
     def until_next_s(self) -> float:
-        """Seconds until a block that is read back is there; inf where none is."""
+        """Seconds until the next block is read back; inf where none is in flight."""
         return max(0.0, self._engine.block_copy_s - self._back.spent_s) if self._back.queue else math.inf
 
     def _move(self, way: _Direction, seconds: float, allowed: int | None) -> list[tuple[str, int]]:
-        """Blocks that are over the link after ``seconds``: (request, slot)."""
+        """Blocks that have crossed the link after ``seconds``: (request, slot)."""
         moved: list[tuple[str, int]] = []
         copy_s = self._engine.block_copy_s
         left_s = way.spent_s + seconds
@@ -163,12 +163,12 @@ class SimHostMemory:
         return self.pool.held(name) - (tail is not None and self.pool.state(tail) is not None)
 
     def room(self, holders: Collection[Holder]) -> int:
-        """KV blocks that there is memory for."""
+        """KV blocks that host memory has room for."""
         free = self.pool.capacity - self.pool.used
         return free if free > self.pool.capacity // 8 else self.pool.room(one.name for one in holders)
 
     def measured_s(self) -> float | None:
-        """Seconds that a block took to be stored since the last call; None where none ended."""
+        """Seconds to store one block, as measured since the last call; None where no copy ended."""
         stored, self._stored = self._stored, 0
         return self._engine.block_copy_s if stored else None
 
@@ -178,7 +178,7 @@ class SimHostMemory:
         self._tails.pop(name, None)
 
     def _flush(self, name: str) -> None:
-        """The step waits for what is being stored of it: its blocks are overwritten."""
+        """The step waits for the request's blocks that are being stored, since they will be overwritten."""
         for copy in [copy for copy in self._out.queue if copy.name == name]:
             self._out.queue.remove(copy)
             self.pool.stored(copy.slots)

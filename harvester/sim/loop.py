@@ -1,4 +1,4 @@
-"""A replica against a virtual clock: the brain that the engine holds, vLLM's mechanism around it, and a step cost in place of a GPU.
+"""Simulates a replica on a virtual clock: the brain of the engine, vLLM's mechanism around it, and a step cost in place of a GPU.
 
 A step is: view, plan, schedule, clock, observe. No threads, no wall clock, no randomness: equal input, equal output. One step is in flight
 at a time, as on a CPU; the brain learns from a step while the next one runs, as in the engine.
@@ -23,36 +23,36 @@ from harvester.sim.trace import Request
 from harvester.sim.track import Outcome, Track
 from harvester.sim.view import copy_state, online_request, row_of, view
 
-EMPTY_STEP_S = 0.001  # how soon an engine looks again that could run nothing
+EMPTY_STEP_S = 0.001  # time after which an engine that could run nothing plans again
 MAX_EMPTY_STEPS = 1000
-APART_S = 1e-9  # between requests of one moment
+APART_S = 1e-9  # added between requests that arrive at the same time
 
 
 class Simulation:
     """Runs a trace to its end. One simulation is for one trace: the brain keeps what it has learnt, the clock goes on.
 
-    ``door``: who refuses chat; None: all may come in.
+    ``door``: refuses chat; None: all requests are let in.
     """
 
     def __init__(self, engine: SimEngine, brain: Brain, door: SimDoor | None = None) -> None:
         self.now_s = 0.0
         self.steps = 0
         self.busy_s = 0.0
-        self.ended_steps = 0  # for an arrival; what they had computed is lost
+        self.ended_steps = 0  # steps ended early for an arrival; their work is lost
         self.offline_tokens = 0  # computed, prompts and answers
         self._engine, self._brain, self._door = engine, brain, door
         self._replica = Replica(engine, brain.offline, lambda row: brain.arrive(row_of(row, engine), self.now_s))
         self._arrivals: deque[Request] = deque()
-        self._let_in: deque[Request] = deque()  # those that have passed the door while a step runs
+        self._let_in: deque[Request] = deque()  # requests that passed the door while a step runs
         self._arrived = 0
         self._ran: tuple[StepRan, float, float] | None = None  # the last step, until the brain has learnt from it
         self._stalled = False
         self._empty_steps = 0  # in a row
 
     def run(self, requests: Iterable[Request] = (), until_s: float = math.inf) -> list[Outcome]:
-        """Outcomes in the order in which the requests ended; a step that begins before ``until_s`` is the last.
+        """Simulate. Returns outcomes in the order in which the requests ended; the last step is one that begins before ``until_s``.
 
-        A later call goes on from there, with what had not arrived or ended yet.
+        A later call goes on from there, with the requests that had not arrived or ended yet.
 
         Raises ValueError for a request that no empty engine could hold.
         """
@@ -71,12 +71,12 @@ class Simulation:
         return ended
 
     def _next_s(self) -> float:
-        """When the next request comes that the replica does not know; inf where none does."""
+        """When the next request arrives that the replica does not know yet; inf where there is none."""
         return min([queue[0].arrival_s for queue in (self._let_in, self._arrivals) if queue], default=math.inf)
 
     @property
     def going(self) -> list[Outcome]:
-        """What has arrived and not ended, as far as it has come."""
+        """Outcomes so far of the requests that have arrived and not ended."""
         return [track.outcome() for track in self._replica]
 
     def check(self) -> None:
@@ -84,7 +84,7 @@ class Simulation:
         self._replica.check()
 
     def _knock(self, until_s: float) -> None:
-        """Who comes by then asks at the door."""
+        """Requests that arrive by then ask the door to be let in."""
         while self._arrivals and self._arrivals[0].arrival_s <= until_s:
             request = self._arrivals.popleft()
             if self._door is None or request.offline or self._door.lets_in(request, len(self._let_in)):
@@ -105,7 +105,7 @@ class Simulation:
         step = self._replica.schedule(plan)
         self._learn()
         if self._engine.host_blocks:
-            self._brain.cover(copy_state(self._replica, plan, self.now_s))
+            self._brain.choose_copies(copy_state(self._replica, plan, self.now_s))
         self._stalled = not step.work and bool(self._replica.online)
         if not step.work:
             self._pass_empty()
@@ -119,7 +119,7 @@ class Simulation:
             self._brain.observe(*ran)
 
     def _pass_empty(self) -> None:
-        """Nothing could run: time passes until a copy has ended or a request comes, or the engine looks again."""
+        """Nothing could run: time passes until a copy ends, a request arrives, or the engine plans again."""
         self._empty_steps += not self._replica.loading
         assert self._empty_steps < MAX_EMPTY_STEPS, f"nothing can run at {self.now_s} s with {len(list(self._replica))} requests"
         seconds = min(self._replica.host.until_next_s(), self._next_s() - self.now_s, EMPTY_STEP_S)
@@ -140,13 +140,13 @@ class Simulation:
             began_s = self.now_s
             self._pass(end_s - self.now_s)
             self._replica.take_back(step)
-            self._brain.passed(StepRan(StepLoad()), end_s - began_s, self.now_s)
+            self._brain.answered(StepRan(StepLoad()), end_s - began_s, self.now_s)
             return []
         seconds += self._engine.copy_cost * self._engine.block_copy_s * copied
         self._pass(seconds)
         ran = ran_of(load, step)
         self.offline_tokens += sum(ran.served.values())
-        self._brain.passed(ran, seconds, self.now_s)
+        self._brain.answered(ran, seconds, self.now_s)
         self._ran = ran, seconds, self.now_s
         return [self._leave(track) for track, tokens in step.work.items() if track.advance(tokens, self.now_s) and track.ended]
 
@@ -162,7 +162,7 @@ class Simulation:
         return track.outcome()
 
     def _ends_s(self, load: StepLoad, seconds: float, plan: Plan) -> float | None:
-        """When a step that takes ``seconds`` from now ends for an arrival; None: it does not."""
+        """When a step that would take ``seconds`` from now is ended early for an arrival; None: it is not."""
         engine, model = self._engine, self._brain.parts.model
         estimate_s = model.high_s(load) or 0.0
         between = layers_between(engine.layers, estimate_s, engine.safepoint_s, min(engine.detect_s, plan.detect_s))
@@ -181,7 +181,7 @@ class Simulation:
 
 
 def load_of(work: Mapping[Track, int]) -> StepLoad:
-    """What it computes. One token behind others counts as a decode, whatever it is. No value for each request: this is the hot loop."""
+    """The load of ``work``. One token behind others counts as a decode, whatever it is. No object per request: this is the hot loop."""
     prefill = decodes = context = 0
     attention = 0.0
     for track, tokens in work.items():
@@ -195,7 +195,7 @@ def load_of(work: Mapping[Track, int]) -> StepLoad:
 
 
 def ran_of(load: StepLoad, step: Scheduled) -> StepRan:
-    """What the brain is told of a step."""
+    """The report of a step to the brain."""
     served: Counter[str] = Counter()
     online = {track: tokens for track, tokens in step.work.items() if not track.offline}
     for track, tokens in step.work.items():

@@ -1,4 +1,4 @@
-"""Figures of a simulated run."""
+"""Metrics of a simulated run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Of the online requests of a run: latency over output tokens in seconds a token, TTFT and gaps between tokens in seconds."""
+    """Of a run's online requests: latency over output tokens in s/token, TTFT and gaps in seconds. Of all: recomputed and preempted."""
 
     requests: int
     normalized_mean_s: float

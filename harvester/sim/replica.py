@@ -1,6 +1,6 @@
-"""vLLM's own mechanism around a plan: who runs, who is admitted and who loses KV for want of a block.
+"""vLLM's own mechanism around a plan: which requests run, are admitted, or are preempted for lack of a block.
 
-As `vllm.v1.core.sched.scheduler.Scheduler.schedule` of vLLM 0.32 does it, with chunked prefill. Not simulated:
+As in `vllm.v1.core.sched.scheduler.Scheduler.schedule` of vLLM 0.32, with chunked prefill. Not simulated:
 blocks that requests share, KV of a preempted request that is still in the prefix cache, and requests that are aborted.
 """
 
@@ -31,7 +31,7 @@ class Scheduled:
 
 
 class Replica:
-    """What a vLLM scheduler holds. ``arrive`` tells the brain of offline requests that wait, ``order`` of those that wait no longer."""
+    """State of a vLLM scheduler. ``arrive`` tells the brain of waiting offline requests; ``order`` is told when one waits no longer."""
 
     def __init__(self, engine: SimEngine, order: OfflineOrder, arrive: Callable[[Track], None]) -> None:
         self.engine, self.host = engine, SimHostMemory(engine)
@@ -39,9 +39,9 @@ class Replica:
         self.running: list[Track] = []  # oldest first
         self.online: dict[str, Track] = {}  # waiting, without KV
         self.waiting = WaitingOnline()  # the same, as the brain sees them
-        self.offline: dict[str, Track] = {}  # the same of offline work
+        self.offline: dict[str, Track] = {}  # waiting offline requests, without KV
         self.loading: dict[str, Track] = {}  # KV on its way back from the host
-        self.returned: set[str] = set()  # of those, it is there
+        self.returned: set[str] = set()  # those of ``loading`` whose KV has arrived
         self.free_blocks = engine.total_blocks
 
     def __bool__(self) -> bool:
@@ -53,7 +53,7 @@ class Replica:
             yield from held
 
     def wait(self, track: Track) -> None:
-        """It has come, or lost its KV."""
+        """The request waits: it is new, or lost its KV."""
         if track.offline:
             self.offline[track.name] = track
             self._arrive(track)
@@ -69,7 +69,7 @@ class Replica:
         self.host.release(track.name)
 
     def take_back(self, step: Scheduled) -> None:
-        """The step ended early: nothing of it was computed, and who was admitted in it waits again."""
+        """The step ended early: nothing of it was computed, and the requests admitted in it wait again."""
         for track in step.admitted:
             self.running.remove(track)
             self.free_blocks += track.blocks
@@ -95,7 +95,7 @@ class Replica:
         return step
 
     def _run(self, run: list[Track], step: Scheduled) -> bool:
-        """First those that run, in their order. Returns whether all found the blocks they need: else nobody is admitted in the step."""
+        """Schedule the running requests, in the plan's order. Returns whether all found the blocks they need: else nobody is admitted."""
         enough, place = True, 0
         while place < len(run) and step.tokens_left > 0:
             track = run[place]
@@ -115,7 +115,7 @@ class Replica:
         return enough
 
     def _admit(self, run: list[Track], step: Scheduled, plan: Plan) -> None:
-        """Those whose KV is back, then online requests by rank, then the offline ones that the plan admits, until one finds no room."""
+        """Admit those whose KV is back, then online requests by rank, then the plan's offline ones, until one finds no room."""
         most = self.engine.max_seqs - len(plan.pause)
         back = [track for name, track in self.loading.items() if name in self.returned]
         online = [self.online[name] for name in sorted(plan.ranks, key=plan.ranks.__getitem__) if name in self.online]
@@ -146,7 +146,7 @@ class Replica:
         step.tokens_left -= tokens
 
     def _enter(self, track: Track) -> None:
-        """It waits no longer."""
+        """The request leaves its queue, to join the batch."""
         if self.loading.pop(track.name, None) is not None:
             self.returned.discard(track.name)
             return
@@ -169,12 +169,12 @@ class Replica:
             self.waiting.remove(track.name)
 
     def _reserved(self, run: list[Track], step: Scheduled) -> int:
-        """Blocks that prompts which this step leaves unfinished will still need: who is read back cannot be preempted meanwhile."""
+        """Blocks that unfinished prompts of this step will still need: a request whose KV is read back cannot be preempted meanwhile."""
         begun = [*(track for track in run if track.left > step.work.get(track, 1)), *self.loading.values()]
         return sum(max(0, self.engine.blocks(track.tokens) - track.blocks) for track in begun)
 
     def _preempt(self, track: Track) -> None:
-        """It loses its KV, but for what is on the host, and waits."""
+        """The request loses its KV, except what is on the host, and waits."""
         if self.engine.host_blocks:
             self.host.save(track)
         self.free_blocks += track.blocks

@@ -1,4 +1,4 @@
-"""What arrives when: drawn arrivals and lengths, or a recorded trace.
+"""Workloads of a simulation: random arrivals and lengths, or a recorded trace.
 
 Randomness is handed in as a `random.Random`, so that one seed gives one trace.
 """
@@ -17,11 +17,11 @@ from harvester.policy.step.view import Guarantee
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """``output_tokens`` is what it will answer; no policy sees it. ``job``: of an offline request; "" for an online one.
+    """``output_tokens``: actual length of its answer; no policy sees it. ``job``: of an offline request; "" for an online one.
 
-    ``max_tokens``: what it may answer; None: what it will. ``priority``: the lower one goes first, among requests of its class.
-    ``weight``, ``guarantee`` and ``slice_id``: of an offline request. ``ttft_s`` and ``tpot_s``: promised to an online one.
-    ``cached_tokens``: of its prompt, which a prefix cache has whenever it is admitted. ``kind`` and ``expected_tokens``: see
+    ``max_tokens``: limit of its answer; None: the actual length. ``priority``: the lower one goes first, among requests of its class.
+    ``weight``, ``guarantee`` and ``slice_id``: of an offline request. ``ttft_s`` and ``tpot_s``: SLO of an online one. ``cached_tokens``:
+    prompt tokens that the prefix cache has whenever it is admitted. ``kind`` and ``expected_tokens``: see
     `harvester.policy.order.online.OnlineRequest`.
     """
 
@@ -127,7 +127,7 @@ def replay(rows: Sequence[tuple[float, int, int]], seconds: float | None = None,
 
 
 def offline_job(job: str, rows: int, lengths: Lengths, rng: random.Random, arrival_s: float = 0.0) -> list[Request]:
-    """The rows of one offline job, all there at once."""
+    """The rows of one offline job, which all arrive at once."""
     return [Request(f"{job}/{i}", arrival_s, *lengths.draw(rng), job=job) for i in range(rows)]
 
 

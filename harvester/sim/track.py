@@ -1,4 +1,4 @@
-"""What one request has done so far, and what is left of it when it ended."""
+"""The progress of one request, and its outcome when it has ended."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from harvester.sim.trace import Request
 
 @dataclass(slots=True, eq=False)
 class Track:
-    """``computed``: tokens whose KV is there, in ``blocks``. ``arrival_s``: of no other request, though several come at one moment."""
+    """``computed``: tokens whose KV is there, in ``blocks``. ``arrival_s``: unique, even where several requests arrive at the same time."""
 
     request: Request
     arrival_s: float
     computed: int = 0
     emitted: int = 0
     blocks: int = 0
-    reached: int = 0  # most tokens ever computed: below it is computed again
+    reached: int = 0  # most tokens ever computed: what is below it is computed again
     recomputed: int = 0
     preemptions: int = 0
     token_s: list[float] = field(default_factory=list)
@@ -41,7 +41,7 @@ class Track:
         return self.emitted >= self.request.output_tokens
 
     def advance(self, tokens: int, now_s: float) -> bool:
-        """It computed ``tokens``, until ``now_s``. Returns whether that gave it a token."""
+        """The request computed ``tokens`` by ``now_s``. Returns whether that gave it an output token."""
         if self.computed < self.reached:
             self.recomputed += min(self.reached - self.computed, tokens)
         self.computed += tokens
@@ -57,7 +57,7 @@ class Track:
         self.computed = self.blocks = 0
 
     def outcome(self) -> Outcome:
-        """As far as it has come."""
+        """Its outcome so far."""
         return Outcome(self.request, tuple(self.token_s), self.recomputed, self.preemptions, self.reached)
 
 
@@ -66,7 +66,7 @@ class Outcome:
     """One request, when it ended or a simulation was stopped."""
 
     request: Request
-    token_s: tuple[float, ...]  # when each token was there
+    token_s: tuple[float, ...]  # when each output token was made
     recomputed: int
     preemptions: int
     reached: int  # tokens computed, of prompt and answer, none of them counted twice
@@ -89,6 +89,6 @@ class Outcome:
         return [later - earlier for earlier, later in zip(self.token_s, self.token_s[1:], strict=False)]
 
     def tokens_between(self, begin_s: float, end_s: float) -> int:
-        """Prompt and output tokens worked off in this time; a prompt counts at the first token, as vLLM's counter does."""
+        """Prompt and output tokens processed in this time; a prompt counts at its first token, as in vLLM's counter."""
         made = sum(begin_s <= at_s < end_s for at_s in self.token_s)
         return made + (self.request.prompt_tokens if self.token_s and begin_s <= self.token_s[0] < end_s else 0)

@@ -15,7 +15,7 @@ from harvester.sim.track import Track
 
 
 def online_request(track: Track, engine: SimEngine) -> OnlineRequest:
-    """It has come."""
+    """An online request that has arrived."""
     request = track.request
     return OnlineRequest(
         name=request.id,
@@ -70,7 +70,7 @@ def running(track: Track, engine: SimEngine) -> Running:
 
 
 def view(replica: Replica, now_s: float, stalled: bool, chat_only: bool = False) -> EngineView:
-    """What it holds now."""
+    """The replica's state before a step."""
     engine, host = replica.engine, replica.host
     rows = [running(track, engine) for track in replica.running]
     if engine.host_blocks and replica.online:
@@ -91,11 +91,11 @@ def view(replica: Replica, now_s: float, stalled: bool, chat_only: bool = False)
         loading_online=any(not track.offline for track in loading),
         loading_growth=sum(row_of(track, engine).final_blocks - engine.blocks(track.tokens) for track in loading if track.offline),
         loading_rows={track.name: track.tokens for track in loading if track.offline},
-        returning=sum(max(1, track.left) for track in back),
+        returning_tokens=sum(max(1, track.left) for track in back),
         returning_context=sum(track.computed for track in back),
         stalled=stalled,
         chat_only=chat_only,
-        stretches=engine.layers,
+        max_segments=engine.layers,
     )
 
 

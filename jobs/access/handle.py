@@ -1,6 +1,6 @@
-"""How a command shows that it is run by the server's own user: who can read a key in the state folder signs with it.
+"""How a command proves that the server's own user runs it: it signs requests with a key that only this user can read.
 
-The key itself is never sent: another user's server, which names this state folder as its own, would learn it.
+The key lies in the state folder and is never sent: another user's server that claims this state folder would learn it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def make_key(folder: StateFolder) -> str:
 
 
 def read_key(folder: StateFolder) -> str | None:
-    """The key, for a user who may read it and where nobody else may; else None."""
+    """The key if this user owns it and nobody else may access it; else None."""
     try:
         with folder.user_key.open(encoding="ascii") as file:
             about = os.fstat(file.fileno())
@@ -54,7 +54,7 @@ def signed(key: str, method: str, path: str, body: bytes, now_s: float) -> str:
 
 
 def is_signed(key: str, value: str | None, method: str, path: str, body: bytes, now_s: float) -> bool:
-    """Whether ``value`` was made of this request with this key, in the last minutes."""
+    """Whether ``value`` is the signature of this request by ``key``, and not older than `MAX_AGE_S`."""
     at, _, given = (value or "").partition(":")
     if not at.isdecimal() or len(at) > 12 or abs(now_s - int(at)) > MAX_AGE_S:
         return False

@@ -1,4 +1,4 @@
-"""Images of rows: a cell to the address that a chat message names the image by. Files are read as the job's source may be read."""
+"""Images of rows: turns a cell into the URL of the image in a chat message. Files are read under the access rules of the job's source."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class ImageReader:
             about = os.fstat(handle)
             if not stat.S_ISREG(about.st_mode):
                 raise ValueError(f"{path[:_SHOWN_CHARS]} is no regular file; give the path of one")
-            if self._rules is not None:  # what was opened, should a link have been turned meanwhile
+            if self._rules is not None:  # check the opened file too: a link may have been redirected meanwhile
                 self._rules.check_file(os.path.realpath(f"/proc/self/fd/{handle}"))
             self._check_bytes(about.st_size)
             with open(handle, "rb", closefd=False) as file:  # of a handle
@@ -118,7 +118,7 @@ class ImageReader:
 
 
 def source_folder(uri: str) -> str | None:
-    """Where relative paths of a source begin: its folder, or the one that its file is in, or the one before a glob. None: elsewhere."""
+    """Base folder of a source's relative paths: itself, the folder of its file, or the one before a glob. None: not on this machine."""
     path = uri.removeprefix("file://")
     path = path if path.startswith("/") else path.partition(":")[2]
     if not path.startswith("/") or path.startswith("//"):
@@ -129,7 +129,7 @@ def source_folder(uri: str) -> str | None:
 
 
 def media_type(content: bytes) -> str:
-    """Of an image by its first bytes. Raises `ValueError` for what is no image of a known format."""
+    """Media type of an image, by its first bytes. Raises `ValueError` where that is not a known image format."""
     if content[:4] == b"RIFF" and content[8:12] == b"WEBP":
         return "image/webp"
     for kind, marks in _MARKS.items():

@@ -54,7 +54,7 @@ class Limits(Section):
 
 
 def check_own(body: Mapping[str, Any]) -> None:
-    """Raises `ParameterError` for what only harvester says to its engine."""
+    """Raises `ParameterError` for a parameter that only harvester itself may give its engine."""
     if _number(body.get("priority")) or ("priority" in body and _number(body["priority"]) is None):
         raise ParameterError("`priority` is the server's to set; use service_tier: priority, default or flex", "priority")
     if body.get("kv_transfer_params") is not None:
@@ -119,7 +119,7 @@ def _number(value: object) -> int | None:
 
 
 def grammar_cost(value: object) -> int:
-    """Characters of all that a grammar is compiled of: its memory follows them. Repeats that are counted are written out."""
+    """Characters from which a grammar is compiled, with counted repeats written out: the grammar's memory grows with them."""
     cost, left = 0, [("", value)]
     while left and cost < MAX_COST:
         name, one = left.pop()
@@ -179,7 +179,7 @@ def _atom(pattern: str, at: int) -> int:
     if pattern[at] != "[":
         return 1
     end = at + (2 if pattern[at + 1 : at + 2] == "^" else 1)
-    end += pattern[end : end + 1] == "]"  # stands for itself there
+    end += pattern[end : end + 1] == "]"  # a ] in the first place is literal
     while end < len(pattern) and pattern[end] != "]":
         end += 2 if pattern[end] == "\\" else 1
     return min(end + 1, len(pattern)) - at

@@ -14,7 +14,7 @@ from jobs.errors import ParameterError
 _FIELDS = frozenset({"image_url", "audio_url", "video_url", "file_url"})
 _LISTS = frozenset({"images"})  # of addresses
 _NOT_CONTENT = frozenset({"tools", "response_format", "structured_outputs", "text", "output_config", "output_format", "metadata"})
-_ODD = re.compile(r"[\\\x00-\x20\x7f]")  # what two parsers may read as two hosts
+_ODD = re.compile(r"[\\\x00-\x20\x7f]")  # characters for which two parsers may read two different hosts
 
 
 def check_media(body: Mapping[str, Any], hosts: Collection[str]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from connectors.credentials import masked, places, put_back, taken_out, without_login
+from connectors.credentials import extract_credentials, fill_in, masked, placeholders, without_login
 from connectors.errors import SourceError, StorageError
 from jobs.config import SecretConfig
 from jobs.storage.folder import SECRETS
@@ -17,17 +17,19 @@ _STORED: TypeAdapter[dict[str, str | SecretConfig]] = TypeAdapter(dict[str, str 
 
 
 def kept_apart(uri: str, named: Mapping[str, SecretConfig]) -> tuple[str, dict[str, str | SecretConfig]]:
-    """The address as it may be kept and shown, and what its places stand for: a credential that was in it, or where a named one is.
+    """The address with ``${NAME}`` in place of each credential, which may be kept and shown, and by NAME the credentials.
+
+    For a named secret it is the `SecretConfig` that says where the credential is.
 
     Raises `SourceError` for a name that the configuration does not hold, or not for this address.
     """
-    wanted = places(uri)
-    shown, found = taken_out(uri, reserved=wanted)
+    wanted = placeholders(uri)
+    shown, found = extract_credentials(uri, reserved=wanted)
     return shown, {**found, **{name: _named(uri, name, named) for name in wanted}}
 
 
 def write_secrets(folder: Path, secrets: Mapping[str, str | SecretConfig]) -> None:
-    """Keep them in ``folder``, which is made. Raises `StorageError`."""
+    """Write the credentials into ``folder``, which is created. Raises `StorageError`."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         handle = os.open(folder / SECRETS, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -40,14 +42,14 @@ def write_secrets(folder: Path, secrets: Mapping[str, str | SecretConfig]) -> No
 
 
 def opened(uri: str, folder: Path) -> str:
-    """The address with its credentials, those that ``folder`` keeps. Raises `SourceError` where one is not there."""
-    if not places(uri):
+    """The address with its credentials filled in from ``folder``. Raises `SourceError` where one is missing."""
+    if not placeholders(uri):
         return uri
     try:
         stored = _STORED.validate_json((folder / SECRETS).read_bytes())
     except (OSError, ValidationError) as error:
         raise SourceError(f"the credentials of {masked(uri)} cannot be read from {folder / SECRETS}; submit the source again") from error
-    return put_back(uri, {name: looked_up(name, secret) for name, secret in stored.items()})
+    return fill_in(uri, {name: looked_up(name, secret) for name, secret in stored.items()})
 
 
 def looked_up(name: str, secret: str | SecretConfig) -> str:

@@ -1,7 +1,7 @@
-"""Brings every batch on: checks its input, enters its job, makes its files when the job has ended.
+"""Advances every batch: checks its input, submits its job, makes its files when the job has ended.
 
-Whatever a controller leaves undone when it dies, the next one does. Each step is done again safely: validation makes the same rows,
-a job is entered once under the batch's id, files are made under ids chosen at the start.
+Whatever a controller leaves undone when it dies, the next one does. Each step is safe to repeat: validation makes the same rows,
+a job is submitted once under the batch's id, files are made under ids chosen at the start.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ log = logging.getLogger("harvester.batches")
 HEAVY = 2  # inputs read and files made at once: each takes a thread and a row group of memory
 AGAIN_S = 5.0  # after the disk or the ledger failed
 TIDY_S = 60.0
-RECENT_S = 2.0  # a job seen so lately is told without asking the ledger, which may have commits to write
+RECENT_S = 2.0  # a view so recent is shown again without a call to the ledger, which may have commits to write
 
 
 class BatchLedger(Protocol):
@@ -80,7 +80,10 @@ class BatchController:
     async def create(
         self, wish: BatchWish, owner: str | None = None, limits: Limits | None = None, owns: Callable[[str | None], bool] = lambda _: True
     ) -> dict[str, Any]:
-        """Raises `ParameterError` for a window or an input file that is none. ``owner`` asks, who ``owns`` the files of some owners."""
+        """Raises `ParameterError` for an invalid window or input file.
+
+        ``owner``: who asks; ``owns``: whether they may use the files of an owner.
+        """
         try:
             stored = await asyncio.to_thread(self._files.get, wish.input_file_id)
             if not owns(stored.owner):
@@ -139,7 +142,7 @@ class BatchController:
         going = [record for record in self._store.list() if record.status not in ENDED_BATCH and record.id not in self._work]
         if any(record.expires_at_s <= self._now_s() for record in going):
             with suppress(StorageError):
-                await self._ledger.expire()  # no replica may be there to ask for work
+                await self._ledger.expire()  # there may be no replica that asks for work, which would expire the job
         for record in reversed(going):
             task = self._work[record.id] = asyncio.create_task(self._advance(record.id))
             task.add_done_callback(partial(self._done, record.id))
@@ -158,7 +161,7 @@ class BatchController:
             await asyncio.sleep(self._tidy_s)
 
     async def tidy(self) -> None:
-        """Remove the rows of each ended batch that its client has let go or whose job is gone. A job that was resumed keeps them."""
+        """Remove the rows of each ended batch that is spent (`BatchPlanner.is_spent`) or whose job is gone. A resumed job keeps them."""
         for record, is_spent in await asyncio.to_thread(self._let_go):
             job = await self._job(record.id)
             is_idle = job is not None and job.state in ENDED and not await self._ledger.held(record.id)
@@ -166,7 +169,7 @@ class BatchController:
                 await asyncio.to_thread(self._planner.forget, record.id)
 
     def _let_go(self) -> list[tuple[BatchRecord, bool]]:
-        """Ended batches that have rows and are spent, or left no file that could say so."""
+        """Ended batches that have rows, and are spent or made no file; each with whether it is spent."""
         there = [record for record in self._store.list() if record.status in ENDED_BATCH and self._planner.has_rows(record.id)]
         told = [(record, self._planner.is_spent(record)) for record in there]
         return [(record, is_spent) for record, is_spent in told if is_spent or not (record.output_file_id or record.error_file_id)]
@@ -228,7 +231,7 @@ class BatchController:
             await self._begin(record.id)
 
     async def _begin(self, batch_id: str) -> None:
-        """One that was cancelled while its job was entered stays so: the next look stops the job."""
+        """Mark a batch as in progress, unless it was cancelled while its job was submitted: then the next `look` stops the job."""
         await self._change(batch_id, BatchStatus.IN_PROGRESS, only_from={BatchStatus.VALIDATING})
 
     async def _finalize(self, record: BatchRecord, job: JobView) -> None:
@@ -255,7 +258,7 @@ class BatchController:
     async def _change(
         self, batch_id: str, status: BatchStatus | None = None, *, only_from: Collection[BatchStatus] | None = None, **changes: Any
     ) -> BatchRecord:
-        """Bring a record into ``status`` (None: as it is), where it is in one of ``only_from``. Returns the record as it then is."""
+        """Move a record to ``status`` (None: its own), if its status is in ``only_from`` (None: any). Returns the record afterwards."""
         async with self._writing:
             record = self._store.get(batch_id)
             if only_from is None or record.status in only_from:

@@ -1,7 +1,7 @@
-"""Uploaded files and the files made of batches: content and what is known of it, under ids that say nothing.
+"""Uploaded files and the files made of batches: content and metadata, under random ids.
 
-``file-ID.data`` holds the content, ``file-ID.json`` what is known of it. The second is written last and removed first, so that a file
-is there wholly or not at all. Several processes may use one folder. Nothing that a client sends is ever part of a path.
+``file-ID.data`` holds the content, ``file-ID.json`` the metadata. The second is written last and removed first, so that a file is
+complete or absent. Several processes may use one folder. Nothing that a client sends is ever part of a path.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from jobs.storage.mirror import Mirror
 
 _ID = re.compile(r"file-[0-9a-f]{24}")
-_LEFTOVER_AFTER_S = 3600.0  # content without its description: a writer died, or is about to write it
+_LEFTOVER_AFTER_S = 3600.0  # content without metadata: a writer died, or is about to write it
 
 
 class StoredFile(Frozen):
-    """What is known of a file. Never changes."""
+    """Metadata of a file. Never changes."""
 
     id: str
     filename: str = Field(description="As the client named it; shown, never used as a path.")
@@ -91,7 +91,7 @@ class FileStore:
         return self._folder / f"{file_id}.json"
 
     def enter(self, file_id: str, filename: str, purpose: str, expires_after_s: int | None = None, owner: str | None = None) -> StoredFile:
-        """Take in a file whose content has been published. Entering the same id again replaces what is known of it."""
+        """Register a file whose content has been published. Registering the same id again replaces its metadata."""
         now_s = self._now_s()
         stored = StoredFile(
             id=file_id,

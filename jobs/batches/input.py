@@ -1,4 +1,4 @@
-"""An input file read once, line by line, into the rows of a job; or every reason why it cannot be, with line numbers."""
+"""Reads an input file once, line by line, into the rows of a job, or collects its errors with their line numbers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SCHEMA = pa.schema([(LINE, pa.int64()), (CUSTOM_ID, pa.string()), (BODY, pa.stri
 MAX_ERRORS = 100  # more would not be read
 _CHUNK_ROWS = 1024
 _CHUNK_BYTES = 16 << 20
-_TURN_S, _REST_S = 0.0005, 0.00001  # after so long, the threads that answer have Python's lock; no rest would not let them wake in time
+_TURN_S, _REST_S = 0.0005, 0.00001  # work, then sleep: the threads that answer get the GIL; sleep(0) would not let them wake in time
 _DUPLICATES = f"""
     select line, custom_id from (select line, custom_id, row_number() over (partition by custom_id order by line) as time from requests)
     where time > 1 order by line limit {MAX_ERRORS}

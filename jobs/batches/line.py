@@ -109,7 +109,7 @@ def _custom_id(number: int, given: object) -> str:
 
 
 def _text(body: dict[str, Any]) -> str:
-    """As JSON that UTF-8 can hold: half a surrogate pair, which only an escape can spell, stays an escape."""
+    """The body as JSON that UTF-8 can encode: a lone surrogate, which only an escape can spell, stays an escape."""
     text = json.dumps(body, ensure_ascii=False, separators=(",", ":"))
     try:
         text.encode("utf-8")

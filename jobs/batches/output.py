@@ -39,7 +39,7 @@ class BatchFiles:
 
 @dataclass(slots=True)
 class _Lines:
-    """A file that is there once it has a line. Nothing is published before the stack ends well."""
+    """A file that is made with its first line. Nothing is published before the stack ends without error."""
 
     path: Path
     stack: ExitStack
@@ -96,7 +96,7 @@ def write_outputs(
 
 
 def _results(batch_id: str, requests: Path, folder: StateFolder, seen: bytearray) -> Iterator[dict[str, Any]]:
-    """Every finished row once: first those of the parts, then those of slices that were left before they were whole."""
+    """Every finished row once: first those in parts, then those in the spools of unfinished slices."""
     sink = results_of(folder, batch_id)
     for name in sink.names():
         yield from _read(sink.path(name), _COLUMNS)
@@ -119,14 +119,14 @@ def _read(path: Path, columns: tuple[str, ...]) -> Iterator[dict[str, Any]]:
 
 
 def _not_seen(requests: Path, seen: bytearray) -> Iterator[tuple[int, str]]:
-    """row_id and custom_id of the rows without a result, as it is when their turn comes."""
+    """row_id and custom_id of the rows without a result; ``seen`` is looked up for each row when its turn comes."""
     for row_id, item in enumerate(_read(requests, (CUSTOM_ID,))):
         if not seen[row_id]:
             yield row_id, item[CUSTOM_ID]
 
 
 def _line(batch_id: str, item: dict[str, Any]) -> str:
-    """The response's body goes in nearly as it is: it is JSON already."""
+    """One line of a file. The response's body is inserted nearly unchanged, because it is JSON already."""
     code = item["error_code"]
     request_id = _request_id(batch_id, item[ROW_ID])
     if item["status"] != "ok" and not code.startswith(HTTP):

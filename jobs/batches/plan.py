@@ -26,7 +26,7 @@ TASK = Task(name="batch", description="Requests to an OpenAI endpoint, one a row
 
 
 class BatchPlanner:
-    """Reads and writes files, for as long as the input is long: call it from a thread.
+    """Plans the jobs of batches. It reads and writes whole input files: call it from a thread.
 
     ``model``: the one that jobs run on, unless their requests name one of the ``further`` ones.
     """
@@ -104,7 +104,7 @@ class BatchPlanner:
         return has_rows(self._folder, batch_id)
 
     def is_spent(self, record: BatchRecord) -> bool:
-        """Whether a client of an ended batch has let it go: its input file is gone, or all files made of it are."""
+        """Whether the client of an ended batch needs it no longer: its input file is gone, or all files made of it are."""
         made = [file_id for file_id in (record.output_file_id, record.error_file_id) if file_id is not None]
         return not self._is_there(record.wish.input_file_id) or (bool(made) and not any(map(self._is_there, made)))
 

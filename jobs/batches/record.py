@@ -90,7 +90,7 @@ class BatchRecord(Frozen):
 
     @classmethod
     def of(cls, wish: BatchWish, now_s: float, owner: str | None = None, limits: Limits | None = None) -> BatchRecord:
-        """A new batch. Raises `ParameterError` for a window that is none."""
+        """A new batch. Raises `ParameterError` for an invalid completion window."""
         window_s = parse_window(wish.completion_window)
         return cls(
             id=f"batch_{secrets.token_hex(12)}",
@@ -109,7 +109,7 @@ class BatchRecord(Frozen):
         return self.model_copy(update={"status": status, "reached_at_s": reached, **changes})
 
     def to_openai(self, job: JobView | None) -> dict[str, Any]:
-        """OpenAI's batch object. ``job``: how its job stands; None before there is one, or where the record has all that counts."""
+        """OpenAI's batch object. ``job``: view of its job; None before there is one, or where the record has its counts."""
         wish = self.wish
         errors = {"object": "list", "data": [error.model_dump() for error in self.errors]} if self.errors else None
         counts, usage = self.counts or _counts_of(job), self.usage or _usage_of(job)

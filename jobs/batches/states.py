@@ -36,7 +36,7 @@ CANCELLABLE = frozenset({BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS})
 
 
 class BatchStep(StrEnum):
-    """What brings a batch on."""
+    """What to do next for a batch."""
 
     VALIDATE = "validate"  # check the input file, enter the job
     BEGIN = "begin"  # the job is in the ledger: say so
@@ -61,7 +61,7 @@ def next_step(status: BatchStatus, job: JobState | None, held: int) -> BatchStep
 
 
 def final_status(status: BatchStatus, job: JobState) -> BatchStatus:
-    """How a batch of this status ends when its job has ended so. Who asked for a cancel gets one, also where the last row came first."""
+    """Final status of a batch whose job has ended. One being cancelled ends as cancelled, even where its last row was done first."""
     if status is BatchStatus.CANCELLING:
         return BatchStatus.CANCELLED
     return BatchStatus(job.value)

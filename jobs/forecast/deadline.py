@@ -1,8 +1,8 @@
-"""Jobs that would miss their deadline: how much more they get, in two stages, and what is said of it.
+"""Jobs that would miss their deadline: how much more they get, in two stages, and how that is explained to the user.
 
-First more of the idle time than other jobs: the job's weight is raised, as far as the limit goes. Where that is used up, or no other job
-has work, a minimum share of the engine is guaranteed to it, up to the cap. Both rise by what is lacking and fall slowly, so that a raised
-job that is now in time does not lose at once what made it so.
+First such a job gets more of the idle time than other jobs: its weight is boosted, up to ``max_boost``. Where that is used up, or no other
+job has work, a minimum share of the engine is guaranteed to it, up to ``share_cap``. Both rise with the expected delay and fall
+slowly, so that a raised job that is now in time does not lose at once what made it so.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from dataclasses import dataclass, replace
 from jobs.config import DeadlineConfig
 from jobs.hint import SchedulingHint
 
-CALM = 0.8  # of the time left: a job expected to need less than that is let down again
-FALL = 0.7  # each time
+CALM = 0.8  # of the time left: a job expected to need less than that is lowered again
+FALL = 0.7  # factor of each lowering
 FIRST_SHARE = 0.02
-MAX_STEP = 4.0  # a raise at once
+MAX_STEP = 4.0  # maximum factor of one raise
 
 
 @dataclass(frozen=True, slots=True)
 class DeadlineView:
-    """A job before a decision. ``high_s``: the slow end of its finish as it is served now, from now; None where nothing is known."""
+    """A job before a decision. ``high_s``: slow end of its expected finish as served now, seconds from now; None: not known."""
 
     now_s: float
     deadline_at_s: float
     high_s: float | None
     hint: SchedulingHint
-    others: bool  # have work too: a higher weight takes it from them
+    others: bool  # other jobs have work too: a higher weight takes tokens from them
 
 
 def decide(view: DeadlineView, limits: DeadlineConfig) -> SchedulingHint:
@@ -50,7 +50,7 @@ def _raised(view: DeadlineView, limits: DeadlineConfig, pressure: float) -> Sche
 
 
 def _lowered(now: SchedulingHint) -> SchedulingHint:
-    """The share first: it is what may cost chat something."""
+    """Lower the share before the boost, because it may cost chat something."""
     if now.share > 0.0:
         share = now.share * FALL if now.share * FALL >= FIRST_SHARE else 0.0
         return replace(now, share=share, above_slo=now.above_slo and share > 0.0)

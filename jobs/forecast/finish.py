@@ -1,4 +1,4 @@
-"""When a job will have ended: a time and its spread, from the rate at which idle time was harvested and what is left to do."""
+"""Expected finish of a job, with its spread: from the rate at which idle time was harvested, and the tokens left."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 Z = 1.28  # standard deviations to each side: four of five jobs end within the spread
-ALIKE_SPANS = 3.0  # neighbouring spans of time are alike, chat comes in waves: as many count as one
+ALIKE_SPANS = 3.0  # chat comes in waves, so neighbouring spans are correlated: as many count as one
 UNKNOWN_SHARE = 0.5  # standard deviation of a rate that was seen in one span only, as a share of it
-MIN_SHARE = 0.2  # of the mean rate: the slow end is not slower
+MIN_SHARE = 0.2  # of the mean rate: lower bound of the slow end
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Left:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """Seconds from now. ``low_s`` and ``high_s`` hold four of five."""
+    """Seconds from now. Four of five jobs end between ``low_s`` and ``high_s``."""
 
     seconds: float
     low_s: float
@@ -38,10 +38,10 @@ class Finish:
 
 
 def finish(left: Left, spans: Sequence[Span]) -> Finish | None:
-    """From recent spans of work, in order; None where nothing was served in them.
+    """Expected finish from recent spans of work, in order; None where nothing was served in them.
 
-    The mean of the spans is the rate expected; it is uncertain by how the spans differ, once for the few that were seen and once for those
-    that are to come, which are the fewer the nearer the end is.
+    The expected rate is the mean of the spans. Its variance comes from how the spans differ, in two terms: one for the number of spans
+    seen, one for the number to come, which is the lower the nearer the end is.
     """
     seconds, tokens = sum(span.seconds for span in spans), sum(span.tokens for span in spans)
     if seconds <= 0 or tokens <= 0:
@@ -57,7 +57,7 @@ def finish(left: Left, spans: Sequence[Span]) -> Finish | None:
 
 
 def _sd(spans: Sequence[Span], mean: float) -> float:
-    """Of the rates of the spans, each counted by its length."""
+    """Standard deviation of the spans' rates, weighted by their lengths."""
     if len(spans) < 2:
         return UNKNOWN_SHARE * mean
     seconds = sum(span.seconds for span in spans)

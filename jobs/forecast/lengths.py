@@ -1,8 +1,8 @@
-"""How long answers are: an online quantile for each task and band of prompt lengths, from the task's own finished rows.
+"""Answer lengths: online quantiles for each task and band of prompt lengths, from the task's own finished rows.
 
-Rows of one job share a template, so the rows done say how long the others will be; the longer the prompt, the longer the answer often is.
-Counts lie in bands of prompt tokens that double, and within a band in buckets of answer tokens that grow by a tenth. So a quantile is
-right within a tenth and costs no sorting, and two counts add up. Old rows fade: where a band holds many, all its counts are halved.
+Rows of one job share a template, so the rows done predict the others; the longer the prompt, the longer the answer often is. Counts are
+kept in bands of prompt tokens that double, and within a band in buckets of answer tokens that grow by a tenth. So a quantile is right
+within a tenth, needs no sorting, and two histograms add up. Old rows fade: where a band holds many, all its counts are halved.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ def bucket_middle(bucket: int) -> float:
 
 
 def counted(rows: Iterable[tuple[int, int]]) -> tuple[Counted, ...]:
-    """(prompt tokens, answer tokens) of rows, as counts that `Lengths.learn` takes: small, however many rows."""
+    """A histogram of the (prompt tokens, answer tokens) of rows, for `Lengths.learn`: small, however many rows."""
     counts = Counter((band_of(prompt), bucket_of(output)) for prompt, output in rows)
     return tuple((band, bucket, number) for (band, bucket), number in sorted(counts.items()))
 
 
 @dataclass(slots=True)
 class Band:
-    """Counts by bucket; ``covered[i]`` of ``judged`` rows were at most as long as quantile i, which was told before they were seen."""
+    """Counts by bucket. ``saved[i]`` of ``judged`` rows were at most as long as quantile i, as predicted before they were seen."""
 
     buckets: Counter[int] = field(default_factory=Counter)
     judged: int = 0
@@ -87,7 +87,7 @@ class Band:
 
 @dataclass(frozen=True, slots=True)
 class BandReport:
-    """``coverage``: for each of `QUANTILES` the share of rows that did not exceed what was told before them; None before any."""
+    """``coverage``: for each of `QUANTILES` the share of rows that did not exceed the prediction made before them; None before any."""
 
     prompt_tokens_from: int
     prompt_tokens_to: int
@@ -101,10 +101,10 @@ class Lengths:
 
     def __init__(self) -> None:
         self.bands: dict[int, Band] = {}
-        self._told: tuple[int | None, tuple[float, float] | None] | None = None  # until more is learnt: asked for each job, each second
+        self._told: tuple[int | None, tuple[float, float] | None] | None = None  # cache until more is learnt: read each second per job
 
     def learn(self, counts: Iterable[Counted]) -> None:
-        """Take finished rows in; what was told of their lengths before is judged by them first."""
+        """Add finished rows, after judging the earlier predictions by them."""
         by_band: dict[int, dict[int, int]] = {}
         for band, bucket, rows in counts:
             by_band.setdefault(band, {})[bucket] = rows
@@ -113,7 +113,7 @@ class Lengths:
         self._told = None
 
     def quantile(self, prompt_tokens: int, share: float) -> int | None:
-        """Answer tokens that ``share`` of rows with such a prompt do not exceed, by the nearest band that knows; None where none does."""
+        """Answer tokens that ``share`` of rows with such a prompt do not exceed, by the nearest band of `MIN_ROWS`; None without one."""
         known = [band for band, counts in self.bands.items() if counts.rows >= MIN_ROWS]
         if not known:
             return None
@@ -135,7 +135,7 @@ class Lengths:
         return self._told
 
     def report(self) -> tuple[BandReport, ...]:
-        """By prompt length, of the bands that have rows."""
+        """Reports of the bands that have rows, by prompt length."""
         return tuple(_report(number, band) for number, band in sorted(self.bands.items()) if band.rows)
 
     def to_json(self) -> dict[str, Any]:

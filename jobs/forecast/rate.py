@@ -40,7 +40,7 @@ class Rate:
 
     @property
     def spans(self) -> list[Span]:
-        """Those that have ended, and the one under way where there is none."""
+        """The spans that have ended; where there are none, the current one."""
         if self._spans or not self._samples or self._span_from is None:
             return list(self._spans)
         last, (from_s, from_tokens) = self._samples[-1], self._span_from

@@ -20,11 +20,11 @@ class TailLease:
 
     @property
     def left_s(self) -> float:
-        """Until its unbegun rows are done at its own pace. Without a row done yet, as if the first were just done."""
+        """Seconds until its unbegun rows are done at its own pace. Before any row is done, the first counts as just done."""
         return self.rows_unbegun * self.age_s / max(1, self.rows_done)
 
 
 def slowest(leases: Iterable[TailLease], count: int) -> list[str]:
-    """Up to ``count`` leases whose unbegun rows would be done last, the last one first; none that is over soon."""
+    """Up to ``count`` leases whose unbegun rows would be done last, the slowest first; none below `MIN_LEFT_S`."""
     worth = (lease for lease in leases if lease.left_s >= MIN_LEFT_S)
     return [lease.lease_id for lease in heapq.nlargest(count, worth, key=lambda lease: lease.left_s)]

@@ -1,4 +1,4 @@
-"""What a ledger holds in memory: its jobs and the leases in force. Each change is in the store first, and moves its job's state on."""
+"""A ledger's state in memory: jobs and leases in force. Each change goes to the store first, and may move its job to a new state."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class JobBook:
         self.counts = LedgerCounts()
         self.pending: dict[str, None] = {}  # jobs with a slice to lease
         self._dated: set[str] = set()  # jobs with a deadline that have not ended
-        self._unsettled: dict[str, None] = {}  # jobs that `settle` has begun to look at: those that stay could not be written
+        self._unsettled: dict[str, None] = {}  # jobs in `settle`; those that stay here could not be written
         is_here = not isinstance(place, Path) and results_root.is_dir()  # a ledger in a database may be on a node without the folder
         self.keeps_jobs = is_here or (isinstance(place, Path) and not is_in_memory(place))
         with closed_on_error(self.store):
@@ -57,7 +57,7 @@ class JobBook:
             self.store.close()
 
     def write_learnt(self) -> None:
-        """Of rates, lengths and hours, where that is not written yet."""
+        """Write rates, answer lengths and device hours that are not in the store yet."""
         if self.forecast.is_new:
             with self.store.transaction():
                 self.forecast.write()
@@ -65,7 +65,7 @@ class JobBook:
     # -- jobs ---------------------------------------------------------------------------------------------------------------------
 
     def record(self, job_id: str) -> JobRecord:
-        """By its id, or ``latest``. Raises `NotFoundError`."""
+        """The job with this id, or the ``latest`` one. Raises `NotFoundError`."""
         if job_id == "latest" and self.jobs:
             job_id = self.run("newest_ids")[0][0]
         if job_id not in self.jobs:
@@ -79,14 +79,14 @@ class JobBook:
         return self.forecast.view(record, self.leases.of(record.spec.id), where)
 
     def drop_deadline(self, record: JobRecord, now_s: float) -> str | None:
-        """Take a deadline that has passed from a job that is to go on, which would expire at once. Returns what its message says of it."""
+        """Remove a passed deadline from a job that is to go on: it would expire at once. Returns a note for the job's message, or None."""
         if record.spec.deadline_at_s is None or record.spec.deadline_at_s > now_s:
             return None
         self.rewrite(record, {"deadline_at_s": None})
         return f"its deadline had passed, so it goes on without one; give one with: harvester resume {record.spec.id} --deadline 6h"
 
     def rewrite(self, record: JobRecord, changes: dict[str, object]) -> None:
-        """Change fields of its spec."""
+        """Change fields of the job's spec, in the store and in memory."""
         spec = record.spec.model_copy(update=changes)
         if spec != record.spec:
             text = spec.model_dump_json()
@@ -96,20 +96,20 @@ class JobBook:
             self.forecast.calm(record)
 
     def enter(self, row: dict[str, Any]) -> JobRecord:
-        """Take a job in, as its row has it."""
+        """Add a job, given its row in the store."""
         record = self.jobs[row["id"]] = JobRecord.of(row)
         self.took(record, {})
         return record
 
     def forget(self, record: JobRecord) -> None:
-        """The store has forgotten it and its slices."""
+        """Remove a job from memory, after the store has deleted it and its slices."""
         del self.jobs[record.spec.id]
         self._dated.discard(record.spec.id)
         self._unsettled.pop(record.spec.id, None)
         self.pending.pop(record.spec.id, None)
 
     def took(self, record: JobRecord, values: dict[str, Any]) -> None:
-        """The store has taken these values for the job's row."""
+        """Update the job in memory with ``values`` that the store has written to its row."""
         record.take(values)
         if record.spec.deadline_at_s is None or record.state in ENDED:
             self._dated.discard(record.spec.id)
@@ -117,7 +117,7 @@ class JobBook:
             self._dated.add(record.spec.id)
 
     def change(self, record: JobRecord, target: JobState, now_s: float, message: str | None) -> JobView:
-        """Move a job to a state, where it is not in it. Raises `StateError` for one that it cannot go to."""
+        """Move a job to ``target``, unless it is there. Raises `StateError` for a forbidden transition."""
         if record.state is not target:
             with self.store.transaction():
                 values = self.write_state(record, target, now_s, message)
@@ -127,7 +127,7 @@ class JobBook:
         return self.view(record)
 
     def write_state(self, record: JobRecord, target: JobState, now_s: float, message: str | None) -> dict[str, Any]:
-        """Write only: the caller takes the values over (`took`) when its transaction is whole."""
+        """Write the new state to the store only. The caller passes the returned values to `took` after its transaction."""
         check_transition(record.spec.id, record.state, target)
         started_at_s = record.row["started_at_s"] or (now_s if target is JobState.RUNNING else None)
         ended_at_s = now_s if target in ENDED else None
@@ -150,7 +150,7 @@ class JobBook:
             record.row["message"] = message
 
     def settle(self, record: JobRecord, now_s: float) -> None:
-        """Move a job on that has nothing left to wait for. Where the store fails, `settle_left` tries again."""
+        """End a job that has no open slice, or is being cancelled and has no lease. Where the store fails, `settle_left` tries again."""
         self._unsettled[record.spec.id] = None
         if record.state is JobState.CANCELLING and not self.leases.holds(record.spec.id):
             self.change(record, JobState.CANCELLED, now_s, None)
@@ -161,7 +161,7 @@ class JobBook:
         del self._unsettled[record.spec.id]
 
     def settle_left(self, now_s: float) -> None:
-        """Those whose end could not be written."""
+        """`settle` again the jobs whose end could not be written."""
         for job_id in list(self._unsettled):
             self.settle(self.jobs[job_id], now_s)
 
@@ -172,7 +172,7 @@ class JobBook:
         return record.rows_done + rows, record.row["rows_error"] + errors
 
     def stop_failing(self, record: JobRecord, now_s: float) -> None:
-        """End a job of whose rows too many failed since it was last resumed."""
+        """Fail a job if too many of its rows failed since it was last resumed."""
         rows, errors = self.so_far(record)
         new_rows, new_errors = rows - record.row["rows_judged"], errors - record.row["errors_judged"]
         max_share = record.spec.max_error_rate
@@ -200,7 +200,7 @@ class JobBook:
         self.freed(lease_ids, now_s)
 
     def freed(self, lease_ids: Sequence[str], now_s: float) -> None:
-        """The store has taken these leases from their slices."""
+        """Remove leases from memory, after the store has freed their slices."""
         job_ids = dict.fromkeys(self.leases[lease_id].job_id for lease_id in lease_ids)
         for lease_id in lease_ids:
             del self.leases[lease_id]

@@ -16,7 +16,7 @@ class ClockWatch:
         self._apart_s = wall_s() - steady_s()
 
     def set_by_s(self) -> float | None:
-        """By how many seconds the wall clock was set since the last call that said so; None where it was not."""
+        """Seconds by which the wall clock was set since the last call that reported a change; None below `SET_S`."""
         apart_s = self._wall_s() - self._steady_s()
         by_s = apart_s - self._apart_s
         if abs(by_s) < SET_S:

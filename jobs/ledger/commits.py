@@ -14,20 +14,20 @@ RECOMPUTED = COUNTS.index("rows_recomputed")
 
 
 class Commits:
-    """The part of a `jobs.ledger.ledger.Ledger` that takes parts. Its verbs are the ledger's, and described there."""
+    """The component of a `jobs.ledger.ledger.Ledger` that records published parts. Its public methods are documented there."""
 
     def __init__(self, book: JobBook) -> None:
         self._book = book
 
     def commit(self, lease_id: str, job_id: str, slice_id: int, stats: PartStats, now_s: float) -> bool:
-        """A lost lease's part may still be the one that lies there: the last rename wins, and every edition holds the same rows.
+        """The part of a lost lease may still be the one on disk: the last rename wins, and every edition holds the same rows.
 
-        So its counts are taken over where the slice is done in the same generation.
+        So its counts replace those of the slice where that is done in the same generation.
         """
         book = self._book
         record = book.record(job_id)
         lease = book.leases.get(lease_id)
-        if lease is not None and lease.is_doubted:
+        if lease is not None and lease.is_superseded:
             book.free([lease_id], now_s)
             return False
         if lease is None:
@@ -38,7 +38,7 @@ class Commits:
             old = lease.kept
         if old is None:
             return False
-        goes_on = record.state in ACTIVE and record.row["message"] is not None  # whatever it waited for
+        goes_on = record.state in ACTIVE and record.row["message"] is not None  # the job works again, whatever it waited for
         with book.store.transaction():
             added = self._count("finish_slice", record, slice_id, stats, old, now_s)
             book.forecast.write_due(now_s)
@@ -59,12 +59,12 @@ class Commits:
         return lease is not None
 
     def _counted(self, record: JobRecord, slice_id: int, generation: int) -> tuple[tuple[int, ...] | None, str | None]:
-        """What the slice counts for, where it is done in this generation, and the lease that did it."""
+        """Counts of the slice and the lease that committed them, where it is done in this generation; else None twice."""
         ((state, done_in, lease_id, *counts),) = self._book.run("slice_stats", [record.spec.id, slice_id])
         return (tuple(counts), lease_id) if state == SliceState.DONE and done_in == generation else (None, None)
 
     def _count(self, statement: str, record: JobRecord, slice_id: int, stats: PartStats, old: Sequence[int], now_s: float) -> list[int]:
-        """Write what the slice's part now holds, in place of ``old``. Returns what that adds to the job's counts."""
+        """Replace the slice's counts, ``old``, by those of its new part. Returns the differences, by which the job's counts grow."""
         new = list(_counts_of(stats))
         new[RECOMPUTED] += old[RECOMPUTED]  # work done twice stays done twice, whatever the part now holds
         self._book.run(statement, [*new, record.spec.id, slice_id])
@@ -76,7 +76,7 @@ class Commits:
         return added
 
     def _account(self, record: JobRecord, added: Sequence[int], stats: PartStats, now_s: float) -> None:
-        """The store has taken what `_count` wrote."""
+        """Update memory, after the store has committed what `_count` wrote."""
         record.add(added)
         by_name = dict(zip(COUNTS, added, strict=True))
         self._book.counts.committed(record.spec.model, by_name)
@@ -95,12 +95,12 @@ class Commits:
         book.freed([lease_id], now_s)
         return True
 
-    def doubt(self, job_id: str, slice_id: int, now_s: float) -> None:
-        """The next holder takes the part as it is where it is whole, and computes the slice's rows otherwise."""
+    def reopen_slice(self, job_id: str, slice_id: int, now_s: float) -> None:
+        """Open the slice again. Its next holder keeps the part if that is complete, and computes the rows otherwise."""
         book = self._book
         record = book.record(job_id)
         for lease in book.leases.of(job_id):
-            lease.is_doubted = lease.is_doubted or lease.slice_id == slice_id
+            lease.is_superseded = lease.is_superseded or lease.slice_id == slice_id
         ((state, generation, _, *counts),) = book.run("slice_stats", [job_id, slice_id])
         if state != SliceState.DONE:
             return
@@ -123,5 +123,5 @@ def _counts_of(stats: PartStats) -> tuple[int, ...]:
 
 
 def _but_recomputed(counts: Sequence[int]) -> tuple[int, ...]:
-    """The ledger adds those of earlier parts to that one."""
+    """The counts without ``rows_recomputed``, to which the ledger adds that of earlier parts."""
     return (*counts[:RECOMPUTED], *counts[RECOMPUTED + 1 :])

@@ -27,7 +27,7 @@ class LedgerCounts:
         self._counts: Counter[tuple[str, str]] = Counter()
 
     def add(self, model: str, what: LedgerCount, by: int = 1) -> None:
-        """A count never falls: of a part that replaces an older one, only what it has more is counted."""
+        """Add to a count, which never falls: a part that replaces an older one adds only what it has more."""
         self._counts[model, what] += max(0, by)
 
     def committed(self, model: str, added: Mapping[str, int]) -> None:
@@ -40,7 +40,7 @@ class LedgerCounts:
 
 
 class JobsNow(NamedTuple):
-    """What changes among the jobs. ``states``: how many there are by model and state. ``older``: ended ones that ``views`` leaves out."""
+    """The current jobs. ``states``: number of jobs by model and state. ``older``: number of ended jobs that ``views`` leaves out."""
 
     views: list[JobView]
     states: Mapping[tuple[str, JobState], int]

@@ -1,4 +1,4 @@
-"""What the ledger watches over its jobs besides their leases: how fast they move, when they will end, whether they must be raised."""
+"""What the ledger tracks of its jobs besides leases: their rate, their expected finish, and the boost or share for a deadline."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from jobs.config import DeadlineConfig
 from jobs.forecast.deadline import DeadlineView, decide, explain
 from jobs.forecast.finish import Finish, Left, Span, finish
 from jobs.hint import SchedulingHint
-from jobs.ledger.harvested import HarvestedLog
-from jobs.ledger.history import HarvestLog, LengthBook, bands
+from jobs.ledger.history import HarvestedLog, HarvestLog, LengthBook, bands
 from jobs.ledger.record import ActiveLease, JobRecord
 from jobs.ledger.store.contract import Store
 from jobs.spec import JobView, LengthBand, PartStats
@@ -20,8 +19,8 @@ from jobs.states import ACTIVE, ENDED
 log = logging.getLogger("harvester.ledger")
 
 DECIDE_S = 10.0  # between two decisions on a job: the last one must have shown its effect
-WRITE_S = 5.0  # what a killed ledger may forget of how fast rows went and how long answers were
-NEAR_S = 60.0  # a deadline so near cannot wait until the job's rate has been seen for a while
+WRITE_S = 5.0  # of rates and answer lengths: the most that a killed ledger loses
+NEAR_S = 60.0  # with so near a deadline the decision does not wait until the job's rate has settled
 
 
 class JobForecast:
@@ -39,19 +38,19 @@ class JobForecast:
         self._written_at_s = float("-inf")
 
     def sample(self, record: JobRecord, leases: list[ActiveLease], now_s: float) -> None:
-        """A heartbeat or a commit told how far a job is."""
+        """Record how far a job is, after a heartbeat or a commit."""
         self._now_s = now_s
         rows = record.rows_done + sum(lease.rows_running for lease in leases)
         record.rate.add(now_s, rows, record.tokens_done + sum(lease.tokens_done for lease in leases))
         self._harvest.mark(record.spec.model, now_s, busy=True)
 
     def idle(self, now_s: float) -> None:
-        """No slice is leased any more."""
+        """Record that no slice is leased any more."""
         self._now_s = now_s
         self._harvest.idle(now_s)
 
     def committed(self, record: JobRecord, stats: PartStats, now_s: float) -> None:
-        """A part was counted whose rows were not counted before. It is written within `WRITE_S`, in another commit's transaction."""
+        """Learn from a part whose rows were not counted before. Written within `WRITE_S`, in the transaction of a later commit."""
         self._harvest.add(record.spec.model, stats.rows_ok + stats.rows_error, stats.prompt_tokens + stats.output_tokens, now_s)
         self._lengths.learn(record.spec, stats.lengths)
         self._is_new = True
@@ -80,7 +79,7 @@ class JobForecast:
         return self._is_new
 
     def finish(self, record: JobRecord, rows_running: int) -> Finish | None:
-        """Of a job that runs or waits; None where no rate is known."""
+        """Expected finish of an active job; None for any other, and where no rate is known."""
         rows_left = max(0, record.spec.rows_total - record.rows_done - rows_running)
         left = self._left(record, rows_left)
         if record.state not in ACTIVE or left is None:
@@ -88,7 +87,7 @@ class JobForecast:
         return finish(left, record.rate.spans or self._before(record.spec.model))
 
     def _left(self, record: JobRecord, rows_left: int) -> Left | None:
-        """Prompts as long as those of the rows done; answers as long as the task's rows were."""
+        """Tokens left, with prompts as long as those of the rows done and answers as long as the task's rows had."""
         done = record.rows_done
         known = self._lengths.of(record.spec).spread()
         if not done or not record.row["prompt_tokens"]:
@@ -108,7 +107,7 @@ class JobForecast:
         return self._history[model]
 
     def hints(self, records: Iterable[JobRecord], now_s: float) -> dict[str, SchedulingHint]:
-        """How each active job stands beside the others, decided anew where that is due."""
+        """The scheduling hint of each active job; decides again on those that are due."""
         self._now_s = now_s
         active = [record for record in records if record.state in ACTIVE]
         for record in active:
@@ -119,7 +118,7 @@ class JobForecast:
         return {record.spec.id: replace(record.hint, answer_tokens=self._answer_tokens(record)) for record in active}
 
     def _answer_tokens(self, record: JobRecord) -> int | None:
-        """Of a batch nothing is said: its bodies need not be of one kind."""
+        """Median answer length of the job's task; None for a batch, whose bodies need not be of one kind."""
         return self._lengths.of(record.spec).median() if record.spec.endpoint is None else None
 
     def _decide(self, record: JobRecord, deadline_at_s: float, now_s: float, *, others: bool) -> None:
@@ -132,7 +131,7 @@ class JobForecast:
         record.hint, record.standing = hint, explain(view, hint)
 
     def calm(self, record: JobRecord) -> None:
-        """Its deadline changed or it does not run: what was decided is void."""
+        """Reset the job's hint, because its deadline changed or it does not run."""
         record.hint, record.standing, record.decided_at_s = record.spec.hint(), None, None
 
     def lengths(self, record: JobRecord) -> tuple[LengthBand, ...]:

@@ -1,23 +1,24 @@
-"""What earlier work tells of new jobs, kept in the ledger: tokens harvested hour by hour, and response lengths of each task."""
+"""Records of earlier work in the ledger: usage and harvested tokens by hour, GPU-hours by day and job, answer lengths by task."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 from jobs.forecast.finish import Span
 from jobs.forecast.lengths import Counted, Lengths
 from jobs.ledger.store.contract import Store
-from jobs.spec import JobSpec, LengthBand, Spent
+from jobs.spec import JobSpec, LengthBand, PartStats, Spent
 from jobs.tasks.spec import Task
 
 HOUR_S = 3600.0
 KEEP_DAYS = 30
 USAGE_DAYS = 400
-TOLD_DAYS = 1  # after which a replica says nothing again
-GAP_S = 60.0  # between two marks; a longer one was a ledger that was away
+TOLD_DAYS = 1  # after which no replica repeats a report
+GAP_S = 60.0  # between two marks; in a longer gap the ledger was down
 MIN_BUSY_S = 5.0  # of work in an hour; less says nothing of a rate
 LAST_DAYS = 3
 
@@ -31,7 +32,7 @@ class UsageLog:
         store.run("forget_told", [now_s - TOLD_DAYS * 24 * HOUR_S])
 
     def is_new(self, teller: str, number: int, now_s: float) -> bool:
-        """Whether ``teller`` has not told its telling ``number``, or a later one, before."""
+        """Record report ``number`` of ``teller``. False where this report, or a later one, was recorded before."""
         return bool(self._store.run("note_told", [teller, number, now_s]))
 
     def add(self, spent: Spent, now_s: float) -> None:
@@ -50,7 +51,7 @@ class HarvestLog:
         store.run("forget_harvest", [now_s - KEEP_DAYS * 24 * HOUR_S])
 
     def mark(self, model: str, now_s: float, *, busy: bool) -> None:
-        """Whether a slice of ``model`` is leased from now on."""
+        """Record whether a slice of ``model`` is leased from now on."""
         before_s = self._marked_at_s.get(model)
         if before_s is not None:
             self._busy_s[model] = self._busy_s.get(model, 0.0) + max(0.0, min(now_s - before_s, GAP_S))
@@ -60,12 +61,12 @@ class HarvestLog:
             self._marked_at_s.pop(model, None)
 
     def idle(self, now_s: float) -> None:
-        """No slice is leased from now on."""
+        """Record that no slice is leased from now on."""
         for model in list(self._marked_at_s):
             self.mark(model, now_s, busy=False)
 
     def add(self, model: str, rows: int, tokens: int, now_s: float) -> None:
-        """Rows that a commit brought."""
+        """Add the rows and tokens of a commit."""
         counts = self._new.setdefault((model, now_s - now_s % HOUR_S), [0, 0])
         counts[0] += rows
         counts[1] += tokens
@@ -80,6 +81,32 @@ class HarvestLog:
         return recent_spans(self._store.rows("harvest_rows"), model, now_s)
 
 
+class HarvestedLog:
+    """Kept in the table ``harvested``: GPU-hours, rows and tokens by day, job and key, and what they would have cost.
+
+    Rows stay when a job's results are removed: it is an account. What came since `write` is in memory, and dies with the ledger.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._new: dict[tuple[str, str, str | None], tuple[JobSpec, list[float], float | None]] = {}  # by day, job and currency
+
+    def add(self, job: JobSpec, added: Mapping[str, int], stats: PartStats, now_s: float) -> None:
+        """``added``: rows and tokens that the part has more than the one before; ``stats``: with the device time of this lease."""
+        key = (datetime.fromtimestamp(now_s, UTC).date().isoformat(), job.id, stats.currency)
+        rows = added["rows_ok"] + added["rows_error"]
+        counts = [rows, added["prompt_tokens"], added["output_tokens"], stats.device_s / HOUR_S]
+        _, before, cost = self._new.get(key, (job, [0, 0, 0, 0.0], None))
+        costs = [one for one in (cost, stats.cost) if one is not None]
+        self._new[key] = (job, [a + b for a, b in zip(before, counts, strict=True)], sum(costs) if costs else None)
+
+    def write(self) -> None:
+        """Call within a transaction."""
+        for (day, job_id, currency), (job, counts, cost) in self._new.items():
+            self._store.run("add_harvested", [day, job_id, job.owner, job.model, *counts, cost, currency])
+        self._new.clear()
+
+
 def recent_spans(rows: Iterable[Mapping[str, Any]], model: str | None, now_s: float) -> list[Span]:
     """The hours with work of the last days, in order, from rows of the table ``harvest``. ``model`` None takes all."""
     since_s = now_s - LAST_DAYS * 24 * HOUR_S
@@ -88,7 +115,7 @@ def recent_spans(rows: Iterable[Mapping[str, Any]], model: str | None, now_s: fl
 
 
 def task_key(task: Task, model: str) -> str:
-    """Equal for jobs that ask the same of the same model."""
+    """A key, equal for jobs that ask the same of the same model; the task's name and description do not count."""
     told = [{name: value for name, value in task.told().items() if name not in ("description", "name")}, model]
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
@@ -108,7 +135,7 @@ class LengthBook:
         return self._known[key]
 
     def learn(self, job: JobSpec, counts: tuple[Counted, ...]) -> None:
-        """Take a slice's finished rows in."""
+        """Add the counts of a slice's finished rows."""
         if counts:
             self.of(job).learn(counts)
             self._new[self._key(job)] = job
@@ -134,7 +161,7 @@ class LengthBook:
 
 
 def bands(lengths: Lengths, max_tokens: int) -> tuple[LengthBand, ...]:
-    """As a job's view shows them. A bucket's upper end may lie above ``max_tokens``, which no answer does."""
+    """The bands as a job's view shows them. Lengths are capped at ``max_tokens``, because a bucket may end above it."""
     return tuple(
         LengthBand(
             prompt_tokens_from=item.prompt_tokens_from,

@@ -1,4 +1,4 @@
-"""``job.json`` in a job's folder: what was asked and how it is cut, so that a lost ledger can be made again from the folders."""
+"""``job.json`` in a job's folder: its spec and slices, so that a lost ledger can be rebuilt from the folders."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SLICE = tuple(SliceSpec.model_fields)
 
 
 def write_job(jobs: Path, plan: JobPlan, mirror: Mirror | None = None) -> None:
-    """Durable, whole or not at all. ``jobs``: the folder of all jobs, a copy of what lies in ``mirror``. Raises `StorageError`."""
+    """Write ``job.json``, durably and atomically. ``jobs``: folder of all jobs, a local copy of ``mirror``. Raises `StorageError`."""
     slices = [[getattr(cut, name) for name in _SLICE] for cut in plan.slices]
     body = json.dumps({"spec": plan.spec.model_dump(mode="json"), "notes": plan.notes, "slices": slices}).encode()
     with publish_to(mirror, jobs / plan.spec.id / JOB_FILE) as file:
@@ -30,7 +30,7 @@ def write_job(jobs: Path, plan: JobPlan, mirror: Mirror | None = None) -> None:
 
 
 def write_missing_jobs(store: Store, jobs: Path, mirror: Mirror | None = None) -> None:
-    """Those of jobs that an earlier version took."""
+    """Write ``job.json`` for jobs that an earlier version accepted without one."""
     for row in store.rows("job_rows"):
         if not (jobs / row["id"] / JOB_FILE).exists():
             slices = tuple(SliceSpec(**cut) for cut in store.rows("job_slices", [row["id"]]))
@@ -38,7 +38,7 @@ def write_missing_jobs(store: Store, jobs: Path, mirror: Mirror | None = None) -
 
 
 def insert_job(store: Store, plan: JobPlan) -> None:
-    """Enter it, queued, with all of its slices. Call within a transaction."""
+    """Insert a job, queued, with all of its slices. Call within a transaction."""
     spec = plan.spec
     values = [spec.id, spec.key, spec.task.name, spec.source.uri, spec.model, spec.rows_total, spec.created_at_s, spec.owner]
     store.run("insert_job", [*values, json.dumps(plan.notes), spec.model_dump_json()])
@@ -46,7 +46,7 @@ def insert_job(store: Store, plan: JobPlan) -> None:
 
 
 def read_job(path: Path) -> JobPlan:
-    """Its slices as they were split since.
+    """Read a job, with its slices as they were split since.
 
     Raises `DamageError` for a file that is not as it was written, `StorageError` for one that cannot be read.
     """

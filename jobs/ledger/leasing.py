@@ -1,4 +1,4 @@
-"""Leases begin, are renewed and run out: who is given which slice, and who can read which job's source."""
+"""Grants, renews and expires leases, and keeps track of replicas that cannot read a job's source."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from jobs.states import ACTIVE, JobState
 
 
 class Leasing:
-    """The part of a `jobs.ledger.ledger.Ledger` that gives slices out. Its verbs are the ledger's, and described there."""
+    """The component of a `jobs.ledger.ledger.Ledger` that leases slices. Its public methods are documented there."""
 
     def __init__(self, book: JobBook, stealing: Stealing, *, lease_s: float, now_s: float, new_server: bool) -> None:
-        """Leases of before get one more term of ``lease_s``; where the server is new, whose replicas cannot have them, all are freed."""
+        """Earlier leases get one more term of ``lease_s``; with ``new_server`` all are freed, since its replicas cannot hold them."""
         self._book, self._stealing, self._lease_s = book, stealing, lease_s
         self._turns = count(1)
         self._refusals = Refusals(lease_s)
-        self._pass = 0.0  # the least turn at the last lease; a job that had nothing to do saves up none
+        self._pass = 0.0  # lowest turn at the last lease; an idle job cannot save up turns
         if new_server:
             book.run("free_all")
         for job_id, slice_id, lease_id, holder, generation, row_count, attempt, *kept in book.run("leased_slices"):
@@ -40,7 +40,7 @@ class Leasing:
         waiting = (record for job_id in self._book.pending if (record := self._book.jobs[job_id]).serves(model) and job_id not in refused)
         first = min(waiting, key=lambda e: (e.turn, e.granted, e.row["created_at_s"]), default=None)
         if first is None:
-            if not refused:  # else it might be what it cannot read that a lease is split for
+            if not refused:  # else the split rows might be of a job that it cannot read
                 self._stealing.want(holder, model, now_s)
             return None
         others = (one for one in self._book.jobs.values() if one.serves(model))
@@ -50,7 +50,7 @@ class Leasing:
         book = self._book
         job_id, lease_id, expires_at_s = record.spec.id, uuid.uuid4().hex[:16], now_s + self._lease_s
         begun: dict[str, Any] = {}
-        with book.store.transaction(durable=False):  # a power cut frees it, as it ends its holder
+        with book.store.transaction(durable=False):  # a power cut may undo it, but also ends its holder
             ((slice_id, group_index, offset, row_start, row_count, generation, attempt, *kept),) = book.run(
                 "take_slice", [lease_id, holder, expires_at_s, job_id, job_id]
             )
@@ -77,7 +77,7 @@ class Leasing:
         if self._refusals.is_left(lease.job_id, record.spec.model, now_s):
             book.say(record, f"{lease.holder} cannot read the source, others go on: {message}")
         else:
-            self._refusals.forget(lease.job_id)  # who resumes the job has repaired something
+            self._refusals.forget(lease.job_id)  # whoever resumes the job has repaired the cause
             book.fail(record, message, now_s)
 
     def heartbeat(self, holder: str, progress: Sequence[LeaseProgress], now_s: float) -> list[str]:

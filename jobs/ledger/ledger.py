@@ -61,7 +61,7 @@ class Ledger:
     # -- jobs ---------------------------------------------------------------------------------------------------------------------
 
     def submit(self, plan: JobPlan, *, new: bool) -> tuple[JobView, bool]:
-        """Enter a job; or return its owner's with the same key (cancelled and failed ones apart), with False, unless ``new``."""
+        """Add a job and return it with True. Unless ``new``, returns the owner's equal job with False, if not cancelled or failed."""
         book = self._book
         if not new:
             same = book.run("find_key", [plan.spec.key, plan.spec.owner])
@@ -74,7 +74,7 @@ class Ledger:
         spec = plan.spec
         known = book.jobs.get(spec.id)
         if known is not None and (known.spec.key, known.spec.created_at_s) == (spec.key, spec.created_at_s):
-            return self.show(spec.id), True  # the answer of the same call was lost
+            return self.show(spec.id), True  # the call is repeated, its answer was lost
         if known is not None:
             raise StateError(f"job id {spec.id} is taken; submit again")
         if book.keeps_jobs:
@@ -108,7 +108,7 @@ class Ledger:
         return book.view(record)
 
     def retry(self, job_id: str, now_s: float) -> JobView:
-        """Compute the failed rows of an ended job again, as a new generation of their slices; with them what an expired one had left."""
+        """Compute the failed rows of an ended job again, in a new generation of their slices; rows left undone are computed too."""
         book = self._book
         record = book.record(job_id)
         if record.state not in ENDED:
@@ -140,7 +140,7 @@ class Ledger:
         self._book.say(self._book.record(job_id), message)
 
     def remove(self, job_id: str) -> None:
-        """Forget an ended job and set its folder aside. Raises `StateError` for one that goes on, is a batch's, or still has leases."""
+        """Delete an ended job and set its folder aside. Raises `StateError` for a job that has not ended or still has leases."""
         book = self._book
         record = book.record(job_id)
         check_removable(book.view(record))
@@ -154,7 +154,7 @@ class Ledger:
         book.forget(record)
 
     def _adopt(self, record: JobRecord, wished: JobSpec) -> JobView:
-        """The same job asked for again: it takes over the weight, deadline and error rate that were given this time."""
+        """A repeated request for a job: an active or paused one takes over the weight, deadline and error rate that were given."""
         if record.state not in (*ACTIVE, JobState.PAUSED):
             return self._book.view(record)
         given = {"weight": wished.weight != 1.0, "deadline_at_s": True, "max_error_rate": wished.max_error_rate != ERROR_RATE}
@@ -167,7 +167,7 @@ class Ledger:
         return [self._book.view(record) for record in sorted(self._book.jobs.values(), key=_made, reverse=True)]
 
     def now(self, ended: int) -> JobsNow:
-        """Those that have not ended and the newest ``ended`` others, newest first; of the rest there are no views, only counts."""
+        """Views of the jobs that have not ended and of the newest ``ended`` others, newest first; the rest are only counted."""
         book = self._book
         active = [record for record in book.jobs.values() if record.state not in ENDED]
         newest = nlargest(ended, (record for record in book.jobs.values() if record.state in ENDED), key=_made) if ended else []
@@ -182,7 +182,7 @@ class Ledger:
         return self._book.record(job_id).spec
 
     def hints(self, now_s: float) -> dict[str, SchedulingHint]:
-        """How each active job stands beside the others: its weight, and what its deadline adds."""
+        """The scheduling hint of each active job: its weight, and the boost and share for its deadline."""
         return self._book.forecast.hints(self._book.jobs.values(), now_s)
 
     def demand(self, model: str, now_s: float) -> Demand:
@@ -191,7 +191,7 @@ class Ledger:
         return Demand(has_work=bool(own), is_late=any(record.standing is not None for record in own))
 
     def spend(self, teller: str, number: int, spent: Sequence[Spent], now_s: float) -> None:
-        """Add what chat used, as its replicas tell it: each numbers its own tellings, and one that is repeated counts once."""
+        """Add usage of chat that a replica reports. Each replica numbers its reports, so that a repeated one counts once."""
         with self._book.store.transaction():
             for one in spent if self._book.usage.is_new(teller, number, now_s) else ():
                 self._book.usage.add(one, now_s)
@@ -218,7 +218,7 @@ class Ledger:
     # -- leases -------------------------------------------------------------------------------------------------------------------
 
     def lease(self, holder: str, model: str, now_s: float) -> Lease | None:
-        """The next free slice of the job that was given least for its weight, for a replica of ``model``; None when there is none."""
+        """Lease to a replica of ``model`` the next free slice of the job served least for its weight; None when there is none."""
         return self._leasing.lease(holder, model, now_s)
 
     def heartbeat(self, holder: str, progress: Sequence[LeaseProgress], now_s: float) -> list[str]:
@@ -226,7 +226,7 @@ class Ledger:
         return self._leasing.heartbeat(holder, progress, now_s)
 
     def refuse(self, lease_id: str, message: str, now_s: float) -> None:
-        """The holder cannot read the job's source. Other replicas may: the job fails once each that lives has refused it."""
+        """Record that the holder cannot read the job's source. The job fails once every living replica has refused it."""
         self._leasing.refuse(lease_id, message, now_s)
 
     def expire(self, now_s: float) -> int:
@@ -238,7 +238,7 @@ class Ledger:
         self._leasing.clock_set(by_s)
 
     def was_busy(self, for_s: float) -> None:
-        """Its owner answered nobody for so long, and heartbeats wait: leases last as much longer."""
+        """The ledger's owner answered nobody for ``for_s`` seconds, so heartbeats are late: leases are extended by as much."""
         self._leasing.was_busy(for_s)
 
     def wanted(self, holder: str) -> list[str]:
@@ -246,32 +246,32 @@ class Ledger:
         return self._stealing.wanted(holder)
 
     def split(self, lease_id: str, keep_rows: int) -> bool:
-        """Its holder keeps the first ``keep_rows`` rows of the slice; the others are a pending slice from now on. Safe to repeat.
+        """Split a leased slice: the holder keeps its first ``keep_rows`` rows, the others become a pending slice. Safe to repeat.
 
-        False where the lease is lost or may not be split: the slice is as it was.
+        False where the lease is lost or may not be split: the slice is unchanged.
         """
         return self._stealing.split(lease_id, keep_rows)
 
     def commit(self, lease_id: str, job_id: str, slice_id: int, stats: PartStats, now_s: float) -> bool:
-        """A part has been published. False when the lease had been lost meanwhile, or the part is to be looked at again (`doubt`).
+        """Record that a part was published. False when the lease had been lost, or the part must be checked again (`reopen_slice`).
 
         Safe to repeat: a ledger may die between the change and the answer.
         """
         return self._commits.commit(lease_id, job_id, slice_id, stats, now_s)
 
     def keep(self, lease_id: str, stats: PartStats, now_s: float) -> bool:
-        """Give a lease back whose part holds the rows done so far. The others are done when the slice is leased again.
+        """Release a lease whose part holds the rows done so far. The others are computed when the slice is leased again.
 
-        False where the lease had been lost: that part may have covered a whole one, and its slice is to be looked at again (`doubt`).
+        False where the lease had been lost: the part may have replaced a complete one, so the slice must be checked again (`reopen_slice`).
         """
         return self._commits.keep(lease_id, stats, now_s)
 
-    def doubt(self, job_id: str, slice_id: int, now_s: float) -> None:
-        """A part of a few rows may have covered the slice's whole one: look again, also where that was committed and its job has ended."""
-        self._commits.doubt(job_id, slice_id, now_s)
+    def reopen_slice(self, job_id: str, slice_id: int, now_s: float) -> None:
+        """Open a slice again whose complete part a partial one may have replaced, even if it was committed and its job has ended."""
+        self._commits.reopen_slice(job_id, slice_id, now_s)
 
     def release(self, lease_id: str, now_s: float) -> None:
-        """Give a lease back undone. Unknown ones are ignored: they were lost before."""
+        """Release a lease whose slice is not done. Unknown leases are ignored: they were lost before."""
         if lease_id in self._book.leases:
             self._book.free([lease_id], now_s)
 

@@ -21,7 +21,7 @@ _OK, _ERROR = COUNTS.index("rows_ok"), COUNTS.index("rows_error")
 
 @dataclass(slots=True)
 class ActiveLease:
-    """A lease in force. The counts are its holder's, of the last heartbeat; the kept ones are of rows in the slice's part already."""
+    """A lease in force. Its counts are from the holder's last heartbeat; ``kept`` counts rows that are in the slice's part already."""
 
     job_id: str
     slice_id: int
@@ -36,7 +36,7 @@ class ActiveLease:
     row_count: int = 0
     leased_at_s: float = 0.0
     may_split: bool = False  # nobody had the slice before: see `jobs.ledger.steal`
-    is_doubted: bool = False  # an earlier holder wrote its part late: see `jobs.ledger.commits`
+    is_superseded: bool = False  # an earlier holder wrote its part late: see `jobs.ledger.commits`
 
     @property
     def rows_kept(self) -> int:
@@ -56,7 +56,7 @@ class ActiveLease:
         return max(0, self.rows_error - self.errors_kept)
 
     def first_of(self, attempt: int) -> Self:
-        """May be split where nobody else had the slice in this generation or an earlier one."""
+        """Set `may_split` and return self: only the first lease of a slice in its first generation may be split."""
         self.may_split = attempt == 1 and self.generation == 0
         return self
 
@@ -67,7 +67,7 @@ class ActiveLease:
 
 
 class ActiveLeases(dict[str, ActiveLease]):
-    """By lease id; found by job and by end without a look at the others. Change it by item, ``del`` and ``discard`` only."""
+    """Leases by id, indexed by job and by expiry. Change it by item assignment, ``del`` and ``discard`` only."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -161,7 +161,7 @@ class Refusals:
         return any(of == model and job_id not in self.of(holder, now_s) for holder, of in self._models.items())
 
     def shift(self, by_s: float) -> None:
-        """The clock was set by ``by_s`` seconds, or nobody was heard for so long."""
+        """Move all times by ``by_s`` seconds: the clock was set by so much, or no replica could be heard for so long."""
         self._seen = {holder: at_s + by_s for holder, at_s in self._seen.items()}
         self._refused = {holder: {one: at_s + by_s for one, at_s in jobs.items()} for holder, jobs in self._refused.items()}
 
@@ -178,7 +178,7 @@ class JobRecord:
     hint: SchedulingHint
     state: JobState  # as its row says
     rate: Rate = field(default_factory=Rate)
-    turn: float = 0.0  # tokens leased over weight, from where it joined; the least is due
+    turn: float = 0.0  # virtual counter: tokens leased over weight, from where it joined; the lowest is next
     open_slices: int = 0  # that are not done
     granted: int = 0  # number of its last lease, counted over all jobs
     error_example: str | None = None  # how a row of it failed last
@@ -192,7 +192,7 @@ class JobRecord:
         return cls(row, spec, spec.hint(), JobState(row["state"]))
 
     def take(self, values: Mapping[str, Any]) -> None:
-        """The store has these values in its row now."""
+        """Update the row with values that the store has written."""
         self.row.update(values)
         self.state = JobState(self.row["state"])
 
@@ -206,7 +206,7 @@ class JobRecord:
         return self.state in ACTIVE and self.spec.model == model
 
     def is_over(self, now_s: float) -> bool:
-        """Its deadline has passed and it has not ended; one that is being cancelled ends as that."""
+        """Whether its deadline has passed and it has not ended. A job that is being cancelled ends as cancelled instead."""
         end_s = self.spec.deadline_at_s
         return end_s is not None and end_s <= now_s and self.state in (*ACTIVE, JobState.PAUSED)
 
@@ -250,6 +250,6 @@ class JobRecord:
 
 
 def tokens_per_row(record: JobRecord, others: Iterable[JobRecord]) -> float:
-    """What a row of this job takes, by its own rows; by those of ``others`` before it has any, and 1 where nothing is known of any."""
+    """Mean tokens of a row of this job; before it has rows done, of a row of ``others``; 1 where neither is known."""
     known = [one for one in ((record,) if record.tokens_done and record.rows_done else others) if one.tokens_done and one.rows_done]
     return sum(one.tokens_done for one in known) / sum(one.rows_done for one in known) if known else 1.0

@@ -1,4 +1,4 @@
-"""``splits.log`` in a job's folder: where slices were cut after the job was taken, so that a ledger made anew cuts them too."""
+"""``splits.log`` in a job's folder: the splits of its slices since it was submitted, so that a rebuilt ledger repeats them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Split:
 
 
 def note_split(job: Path, split: Split, mirror: Mirror | None = None) -> None:
-    """Durable. ``job``: its folder, a copy of what lies in ``mirror``. Raises `StorageError`."""
+    """Append a split, durably. ``job``: the job's folder, a local copy of ``mirror``. Raises `StorageError`."""
     path = job / NAME
     if mirror is not None:
         mirror.fetch(path)
@@ -52,7 +52,7 @@ def note_split(job: Path, split: Split, mirror: Mirror | None = None) -> None:
 
 
 def noted_splits(job: Path) -> list[Split]:
-    """In order; a line that was torn or damaged is left out. One whose new slice a later line makes too never came to be."""
+    """The splits in order, without torn or damaged lines. Of several with the same new slice only the last one took effect."""
     path = job / NAME
     try:
         lines = path.read_bytes().split(b"\n") if path.exists() else []

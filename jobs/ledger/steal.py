@@ -18,7 +18,7 @@ LOOK_S = 0.5
 
 
 class Stealing:
-    """What a `jobs.ledger.ledger.Ledger` does beyond whole slices. `wanted` and `split` are the ledger's, and described there."""
+    """The component of a `jobs.ledger.ledger.Ledger` that splits leased slices. `wanted` and `split` are documented there."""
 
     def __init__(self, book: JobBook) -> None:
         self._book = book
@@ -50,13 +50,13 @@ class Stealing:
         ((new_id,),) = book.run("next_slice", [lease.job_id])
         if book.keeps_jobs:  # before the change: a part that does not fit its slice is noticed, a lost row would not be
             note_split(book.results_root / lease.job_id, Split(lease.slice_id, keep_rows, new_id), book.mirror)
-        with book.store.transaction():  # not around the note: a slow storage would hold the database's row
+        with book.store.transaction():  # the note is outside it: a slow storage would keep the database's row locked
             book.run("split_slice", [new_id, keep_rows, keep_rows, rest, *place])
             book.run("shrink_slice", [keep_rows, *place])
         lease.row_count, lease.rows_unbegun = keep_rows, max(0, lease.rows_unbegun - rest)
 
     def want(self, asker: str, model: str, now_s: float) -> None:
-        """``asker`` found nothing to lease. Once in `LOOK_S`, for each replica that found nothing one of the slowest leases is asked."""
+        """``asker`` found nothing to lease. Once in `LOOK_S`, as many of the slowest leases as idle replicas are asked to split."""
         self._idle.setdefault(model, set()).add(asker)
         if now_s < self._look_at_s.get(model, 0.0):
             return

@@ -94,7 +94,7 @@ class _Bracket:
 
 
 async def measure(text: str, count: Count, budget_tokens: int) -> tuple[str, int]:
-    """The text and the tokens of its prompt; or, of a text that is very much too long, a head of it that is too long already, and its."""
+    """The text and the tokens of its prompt. For a text that is far too long: a head of it that is too long too, and the head's tokens."""
     head = text[: _HEAD_CHARS_PER_TOKEN * max(1, budget_tokens)]
     tokens = await count(head)
     if tokens <= budget_tokens and len(head) < len(text):

@@ -6,7 +6,7 @@ from jobs.engine import RowError
 from jobs.longtext.fit import Count, cut_at_sentence, ends_sentence, fit, sentence_ends
 
 OVERLAP_SHARE = 0.1  # of a part, told again at the start of the next: a sentence may need the one before it
-_EXPECTED_SHARE = 0.97  # of as many characters as should fit by the part before, tried first
+_EXPECTED_SHARE = 0.97  # of the characters that should fit, judging by the part before; tried first
 
 
 async def split(text: str, count: Count, budget_tokens: int) -> list[str]:
@@ -38,7 +38,7 @@ async def spans(text: str, count: Count, budget_tokens: int) -> list[tuple[int, 
 
 
 async def _next_part(rest: str, expected_chars: int, count: Count, budget_tokens: int) -> tuple[str, int]:
-    """As long a head of ``rest`` as fits, and the tokens of its prompt. What fitted last time is tried before it is measured anew."""
+    """As long a head of ``rest`` as fits, and the tokens of its prompt. What fitted last time is tried before a new measurement."""
     head = cut_at_sentence(rest, expected_chars)
     if head == rest or (ends_sentence(rest, head) and len(head) > expected_chars // 2):
         tokens = await count(head)

@@ -76,11 +76,12 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def pick_column(schema: pa.Schema, task: Task, given: str | None) -> tuple[str | None, str | None]:
-    """The text column, and a sentence naming the choice where the user did not make it.
+    """The text column, and a sentence for the user where it was chosen among the columns of the source.
 
-    The text column is what ``{text}`` stands for, and what is cut where a row is too long for the model. It is the one given; or, for a
-    prompt that names its columns, the one text column among them (None where there are several); else the one of the source.
-    Several are decided by name. Raises `ColumnError` where nothing decides, or where a column does not exist.
+    ``{text}`` stands for the text column, which is also the one that is cut where a row is too long for the model. It is the column
+    ``given``. Else, for a prompt that names its columns, it is the text column among those; for any other, the text column of the source.
+    Several candidates are decided by name. Where that decides nothing, a prompt that names its columns has no text column (None); any
+    other raises `ColumnError`, as does a column that does not exist.
     """
     named = task_places(task)
     for place in named:

@@ -99,7 +99,7 @@ def _price(price: PriceConfig | None, prompt_tokens: int, output_tokens: int) ->
 
 
 def _tokens(prompts: Sequence[tuple[Message, ...]], known: Known) -> tuple[float, int]:
-    """Prompt tokens of a row, and how many rows the tokenizer counted to tell how many characters a token has."""
+    """Mean prompt tokens of a row, and the number of rows that the tokenizer counted to get the tokens per character."""
     sizes = [sum(len(message["content"]) for message in prompt) for prompt in prompts]
     chars = tokens = counted = 0
     for i in range(0, len(prompts), max(1, len(prompts) // COUNTED_ROWS)):

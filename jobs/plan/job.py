@@ -47,10 +47,10 @@ def plan_job(
     owner: str | None = None,
     able: Abilities = UNKNOWN,
 ) -> JobPlan:
-    """What the job will be. Reads metadata only, and the one column of ``id_column`` where that is asked for.
+    """Plan a job. Reads metadata of the source only, and the values of ``id_column`` where one is given.
 
-    ``model`` is the one the job runs on, ``token`` four hex digits that make its id, ``rules`` those that ``source`` was opened by,
-    ``owner`` who asks, ``able`` what the model can.
+    ``model``: the one that runs the job; ``token``: four hex digits for the job's id; ``rules``: access rules that ``source`` was opened
+    with; ``owner``: who asks; ``able``: abilities of the model.
     Raises `TaskError`, `ColumnError`, `SourceError`.
     """
     asked = _asked(request)
@@ -110,7 +110,7 @@ def _asked(request: JobRequest) -> Task:
 
 
 def _pictures(schema: pa.Schema, task: Task, on_long: OnLong) -> tuple[str, ...]:
-    """Columns that hold images themselves. Raises `ColumnError` for image columns that are none, `TaskError` for images that are split."""
+    """Image columns that hold the images themselves. Raises `ColumnError` for invalid image columns, `TaskError` for images to split."""
     if task.images and on_long is OnLong.SPLIT:
         raise TaskError("--on-long split asks for parts of a text, and an image has none; use truncate or error")
     for name in task.images:
@@ -124,10 +124,10 @@ def _in_small_slices(harvest: HarvestConfig) -> HarvestConfig:
 
 
 def cut_slices(groups: Sequence[RowGroup], rows_total: int, harvest: HarvestConfig) -> tuple[SliceSpec, ...]:
-    """Runs of rows in row order, none across row groups; those of one group differ by one row at most.
+    """Cut the rows into slices, in row order and none across row groups; slices of one group differ by one row at most.
 
     A slice aims at ``rows_total / slices_per_job`` rows, within ``min_slice_rows`` and ``max_slice_rows``. A row group smaller than that
-    is a slice of its own. Raises `SourceError` for more slices than the ledger holds well.
+    is a slice of its own. Raises `SourceError` for more than `MAX_SLICES` slices.
     """
     max_rows = min(max(rows_total // harvest.slices_per_job, harvest.min_slice_rows), harvest.max_slice_rows)
     slices: list[SliceSpec] = []
@@ -172,7 +172,7 @@ def _renamed(schema: pa.Schema, keep: Sequence[str], task: Task) -> list[str]:
 
 
 def _key(request: JobRequest, fingerprint: str, task: Task, column: str | None, keep: Sequence[str], model: str) -> str:
-    """Equal for two requests that would compute the same. Keys are not sorted: the order of a schema's properties is the columns'."""
+    """A hash, equal for two requests that would compute the same. JSON keys stay unsorted: a schema's properties order the columns."""
     source = request.source
     told = [
         [source.uri, source.table, source.query],

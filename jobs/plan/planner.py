@@ -1,4 +1,4 @@
-"""A request to a plan: its source opened by the rules of who sent it, its credentials kept apart, its rows copied where they must be."""
+"""Turns a request into a plan: opens its source under the sender's access rules, keeps credentials apart, copies rows where needed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from connectors.credentials import put_back
+from connectors.credentials import fill_in
 from connectors.errors import SourceError, StorageError
 from connectors.open import open_source
 from connectors.paths.rules import SourceRules
@@ -28,7 +28,7 @@ from jobs.tasks.spec import Task
 
 
 class JobPlanner:
-    """Turns a request into a plan, in a thread, because that reads files of the source."""
+    """Turns requests into plans. Call it from a thread, because it reads files of the source."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class JobPlanner:
 
     @property
     def min_free_bytes(self) -> int:
-        """That stay free on the state folder's disk."""
+        """Bytes that must stay free on the state folder's disk."""
         return self._harvest.min_free_bytes
 
     def plan(
@@ -65,10 +65,10 @@ class JobPlanner:
         is_user: bool = False,
         uploaded: SourceRules | None = None,
     ) -> JobPlan:
-        """Raises the `UsageError` that tells the user what to change. ``able``: what the model can.
+        """Plan a job. Raises a `UsageError` that tells the user what to change. ``able``: abilities of the model.
 
-        ``owner`` asks, within ``limits``. ``is_user``: it is the server's own user, who may read what the server may; others are held
-        to the configuration's ``sources``, or for a file that was uploaded to ``uploaded``.
+        ``owner``: who asks, within ``limits``. ``is_user``: the server's own user asks, who may read all that the server may; others may
+        read what the configuration's ``sources`` allow, or ``uploaded`` for an uploaded file.
         """
         check_deadline(request.deadline_at_s, time.time())  # before a source is copied
         self.folder.check_free(self._harvest.min_free_bytes)
@@ -80,7 +80,7 @@ class JobPlanner:
         try:
             if kept:
                 write_secrets(staging, kept)
-            address = put_back(uri, {name: looked_up(name, one) for name, one in kept.items()})
+            address = fill_in(uri, {name: looked_up(name, one) for name, one in kept.items()})
             plan = self._planned(request, address, staging, limits, rules=rules, owner=owner, able=able)
             check_job(plan.spec.task.most_tokens, plan.spec.task.json_schema or plan.spec.task.labels, plan.spec.rows_total, limits)
             _check_room(plan.spec.task, plan.spec.model, able.context_tokens)
@@ -124,10 +124,10 @@ class JobPlanner:
     def estimate(
         self, request: JobRequest, known: Known, limits: Limits | None = None, uploaded: SourceRules | None = None
     ) -> dict[str, Any]:
-        """What `plan` would make of a client's request, and what that takes. Keeps nothing. Raises what `plan` raises."""
+        """Estimate what the job of a client's request would take. Keeps nothing. Raises what `plan` raises."""
         check_served(request.model or self._model, self._models)
         uri, kept = kept_apart(request.source.uri, self._named_secrets)
-        uri = put_back(uri, {name: looked_up(name, one) for name, one in kept.items()})
+        uri = fill_in(uri, {name: looked_up(name, one) for name, one in kept.items()})
         request = request.model_copy(update={"source": request.source.model_copy(update={"uri": uri})})
         found = estimate(request, known, uploaded or self._rules, None if limits is None else limits.max_copied_bytes)
         return {**found, "notes": [*found["notes"], *self._noted(request)]}
@@ -141,9 +141,9 @@ class JobPlanner:
                 return token
 
     def sees(self, files: Sequence[SeenFile], *, is_user: bool) -> bool:
-        """Whether each path leads to the very file that the client means, which may be of another machine, and may be read for it.
+        """Whether each path leads here to the same file as on the client's machine, and may be read for the client.
 
-        Says nothing of files that may not be read.
+        False for a file that may not be read, whether it exists or not.
         """
         try:
             for file in files:

@@ -1,4 +1,4 @@
-"""Whether a column names each row: every value there, and once."""
+"""Checks that a column identifies rows: no value is null, and none occurs twice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`harvester repair`: the ledger made to agree with what lies in the folders of its jobs, and made anew where it is damaged."""
+"""`harvester repair`: makes the ledger agree with the files in the folders of its jobs, and rebuilds it where it is damaged."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from connectors.durable import storage_error, sync_folder
 from connectors.errors import DamageError, StorageError
 from jobs.ledger.jobfile import insert_job, read_job, write_missing_jobs
 from jobs.ledger.store.contract import COMMITS, Store
-from jobs.ledger.store.olden import migrate
+from jobs.ledger.store.duckdb_ledger import migrate
 from jobs.ledger.store.place import ledger_place, open_store
 from jobs.ledger.store.statements import TABLES
 from jobs.ledger.store.sums import SUMS
@@ -34,18 +34,18 @@ class Report:
     ledger_aside: Path | None = None  # the damaged one
     changes_lost: int | None = 0
     restored: list[str] = field(default_factory=list)  # jobs that the ledger did not know
-    slices_found: int = 0  # whose whole part the ledger did not know
-    slices_open: int = 0  # done before, without a whole part now
+    slices_found: int = 0  # with a complete part that the ledger did not know
+    slices_open: int = 0  # done in the ledger, but without a complete part
     parts_aside: list[Path] = field(default_factory=list)
-    rows_spooled: int = 0  # of slices that are not done: they need no computing
+    rows_spooled: int = 0  # rows in spools of slices that are not done; they are not computed again
     problems: list[str] = field(default_factory=list)  # what could not be repaired
 
 
 def repair(folder: StateFolder) -> Report:
-    """Nothing is deleted: what is damaged is kept beside, under a name of its own. Call it while no server holds the folder.
+    """Repair the ledger. Nothing is deleted: damaged files are renamed and kept. Call it while no server holds the folder.
 
-    Paused are jobs that are restored or have lost a part, and every active one where changes were lost: nobody knows whether it was
-    cancelled since, and computing costs. Safe to repeat, and to end at any point. Raises `StorageError` where the disk fails.
+    Restored jobs and completed jobs that lost a part are paused. Where the ledger lost changes, every active job is paused too: it may
+    have been cancelled since, and computing costs. Safe to repeat and to interrupt. Raises `StorageError` where the disk fails.
     """
     report = Report()
     if folder.mirror is not None:
@@ -70,7 +70,7 @@ def repair(folder: StateFolder) -> Report:
 
 
 def _whole_store(folder: StateFolder, report: Report) -> Store:
-    """The ledger where all of it can be read, else a new one."""
+    """The store of the ledger if all of it can be read, else a new one."""
     place = ledger_place(folder)
     if not isinstance(place, Path):
         return open_store(place)  # a database is mended with its own tools
@@ -128,7 +128,7 @@ def _unknown_jobs(folder: StateFolder, store: Store, report: Report) -> Iterator
 
 
 def _agree(store: Store, folder: StateFolder, job_id: str, state: JobState, report: Report) -> None:
-    """One job's slices, in one transaction."""
+    """Make the ledger agree with one job's parts, in one transaction."""
     changes = repaired_slices(store.rows("slice_rows", [job_id]), folder, job_id, restored=job_id in report.restored)
     report.slices_found += changes.found
     report.slices_open += changes.reopened

@@ -1,4 +1,4 @@
-"""The slices of one job as its parts say, where the ledger says otherwise."""
+"""Slices of one job whose state in the ledger differs from the parts on disk."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ class SliceChange:
 
 @dataclass(slots=True)
 class SliceChanges:
-    """Slices that the ledger has otherwise. ``generation``: of the job."""
+    """New states of the slices that are wrong in the ledger. ``generation``: of the job."""
 
     generation: int = 0
     slices: list[SliceChange] = field(default_factory=list)
-    found: int = 0  # done, which the ledger did not know
-    reopened: int = 0  # not done, which the ledger took for done
+    found: int = 0  # done, but not in the ledger
+    reopened: int = 0  # done in the ledger, but not in fact
     aside: list[Path] = field(default_factory=list)  # damaged parts, where they lie now
 
 
 def repaired_slices(rows: Sequence[Mapping[str, Any]], folder: StateFolder, job_id: str, *, restored: bool) -> SliceChanges:
-    """``rows``: the job's slices as the ledger has them; ``restored``: it has them from the job's file, so a retry is not among them.
+    """Compare the job's slices with its parts. Reads every part, and puts damaged ones aside.
 
-    Reads every part. A damaged one is put aside.
+    ``rows``: the slices in the ledger; ``restored``: the ledger has them from the job's file, which does not record a retry.
     """
     sink = results_of(folder, job_id)
     changes = SliceChanges()
@@ -61,7 +61,7 @@ def repaired_slices(rows: Sequence[Mapping[str, Any]], folder: StateFolder, job_
 
 
 def _now(told: SliceChange, part: PartStats | None, generation: int, *, lost: bool) -> SliceChange:
-    """``generation``: that the slice must be done in, unless its part has no failed rows."""
+    """The slice's new state. ``generation``: the one that it must be done in, unless its part has no failed rows."""
     if part is None:
         if lost or told.state is SliceState.DONE:
             return SliceChange(told.slice_id, SliceState.PENDING, generation, _NO_ROWS)
@@ -73,7 +73,7 @@ def _now(told: SliceChange, part: PartStats | None, generation: int, *, lost: bo
 
 
 def _count(name: str, part: PartStats, told: SliceChange) -> int:
-    """Rows computed more than once add up over all that ever held the slice; its part knows of the last one."""
+    """A count of the slice. ``rows_recomputed`` adds up over all holders of the slice, and its part knows only the last one's."""
     now = int(getattr(part, name))
     return max(now, told.counts[COUNTS.index(name)]) if name == "rows_recomputed" else now
 
@@ -84,9 +84,10 @@ def _told(row: Mapping[str, Any]) -> SliceChange:
 
 
 def _part(sink: PartsSink, slice_id: int, row_count: int, changes: SliceChanges) -> PartStats | None:
-    """What a whole part of the slice holds; None where there is none, or one of a few of its rows.
+    """Counts of the slice's complete part; None where there is none, or one with only some of the rows.
 
-    One with other rows than the slice has, which was cut meanwhile, is put aside: the rows of both would be there twice, or never.
+    A part with another number of rows than the slice, which was split meanwhile, is put aside: with it the results would have some rows
+    twice, or lack some.
     """
     name = part_name(slice_id)
     try:

@@ -19,7 +19,7 @@ class ActiveSlice:
     task: asyncio.Task[None] | None = None
     begun: bool = False  # a task that is cancelled before its first step runs nothing, not even what gives the lease back
     dropped: bool = False  # the ledger said so
-    publishing: bool = False  # what it has, and then it ends by itself
+    publishing: bool = False  # it publishes the rows done, then ends by itself
     rows_waiting: int = 0
     rows_done: int = 0
     rows_error: int = 0
@@ -38,7 +38,7 @@ class ActiveSlice:
         )
 
     def drop(self) -> None:
-        """The ledger wants it back."""
+        """Stop work on the slice, because the ledger wants it back."""
         if self.task and not self.publishing:
             self.dropped = self.publishing = True
             if self.begun:

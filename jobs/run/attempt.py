@@ -1,4 +1,4 @@
-"""One attempt at a row: what it asks of the engine, what that took, and a second question for an answer that is out of shape."""
+"""One attempt at a row: its requests to the engine, their usage, and a second request where the answer is invalid."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SHOWN_CHARS = 600  # of a wrong answer that does not fit beside the prompt
 
 @dataclass(frozen=True, slots=True)
 class CheckedAnswer:
-    """``text`` as it came, ``values`` as the task's columns take it."""
+    """``text``: the answer as it came; ``values``: its values for the task's columns."""
 
     text: str
     values: dict[str, object]
@@ -34,7 +34,7 @@ class Tally:
     usage: Usage = NONE_USED
     finish_reason: str | None = None  # of the request that ended last
     reasoning: str | None = None  # of that request
-    raw_output: str | None = None  # the answer that was still out of shape when it was asked for again
+    raw_output: str | None = None  # the last invalid answer; None once one is valid
 
     def add(self, done: Completion) -> None:
         self.usage += done.usage
@@ -42,7 +42,7 @@ class Tally:
 
 
 class RowAttempt:
-    """Asks for one row. ``tag`` tells this attempt from others; ``slots`` bounds the requests of rows that make several at once."""
+    """Makes the requests of one row. ``tag`` identifies the attempt; ``slots`` bounds the requests of rows that make several at once."""
 
     def __init__(
         self, job: JobSpec, engine: RowEngine, row_id: int, tag: str, slots: asyncio.Semaphore, hints: Callable[[JobSpec], SchedulingHint]
@@ -74,7 +74,7 @@ class RowAttempt:
         return await self._engine.count_tokens(messages, self._prompt.rendering)
 
     async def fits(self, messages: tuple[Message, ...]) -> bool:
-        if self._prompt.rendering.images:  # nobody can tell their tokens by their bytes
+        if self._prompt.rendering.images:  # bytes do not bound the tokens of an image
             return await self.count(messages) <= self.budget_tokens
         most = sum(len(message["content"].encode("utf-8", "replace")) for message in messages) + TEMPLATE_TOKENS
         return most <= self.budget_tokens or await self.count(messages) <= self.budget_tokens  # a token is at least a byte
@@ -85,10 +85,10 @@ class RowAttempt:
             return await self.answer(messages)
 
     async def answer(self, messages: tuple[Message, ...]) -> CheckedAnswer:
-        """An answer that the task takes. One that it does not take is asked for once more, with what is wrong with it.
+        """A valid answer. An invalid one is asked for once more, with what is wrong with it.
 
         Raises the `RowError` of the second answer, which `Tally.raw_output` then holds, and `EngineGone`. Thinking without an answer is
-        not asked for again: it would be the same.
+        not asked for again: the result would be the same.
         """
         done = await self._thought(messages)
         try:
@@ -108,7 +108,7 @@ class RowAttempt:
         return answer
 
     async def _thought(self, messages: tuple[Message, ...]) -> Completion:
-        """The engine's answer, of which there is one."""
+        """The engine's answer. Raises `RowError` where the model thought and did not answer."""
         done = await self.ask(replace(self._prompt, messages=messages))
         check_thought(self._job.task, done.text, done.finish_reason)
         return done
@@ -118,7 +118,7 @@ class RowAttempt:
         return CheckedAnswer(done.text, values | reasoning_value(self._job.task, done.reasoning))
 
     async def ask(self, content: Prompt | ApiCall) -> Completion:
-        """The engine's answer, counted. Raises what `Engine.complete` raises."""
+        """The engine's answer to one request, added to the tally. Raises what `RowEngine.complete` raises."""
         number, self.tally.requests = self.tally.requests, self.tally.requests + 1
         name = self._request_id if number == 0 else f"{self._request_id}-{number}"
         hint = self._hints(self._job).in_window(self._window)  # as the ledger said last

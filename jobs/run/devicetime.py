@@ -10,14 +10,14 @@ HOUR_S = 3600.0
 
 
 class DeviceTime:
-    """Used from one event loop. What the slices are given adds up to what the engine spent on offline work since this was made."""
+    """Used from one event loop. The slices' charges add up to the engine's time on offline work since this object was made."""
 
     def __init__(self, engine: RowEngine, price: PriceConfig | None) -> None:
         self._engine, self._price = engine, price
         self._given_s = engine.harvested_s
 
     def charged(self, stats: PartStats, own_tokens: int, other_tokens: int) -> PartStats:
-        """With the share of a slice that ends: by its tokens, beside those done of the slices that go on."""
+        """``stats`` with the device time of a slice that ends: its share by tokens, against those done in the slices that go on."""
         open_s = max(0.0, self._engine.harvested_s - self._given_s)
         tokens = own_tokens + other_tokens
         device_s = open_s * own_tokens / tokens if tokens else 0.0

@@ -78,6 +78,6 @@ async def _all(attempt: RowAttempt, prompts: Sequence[tuple[Message, ...]], what
 
 
 def _first(errors: ExceptionGroup[Any]) -> BaseException:
-    """That the engine is gone explains the others."""
+    """The error to raise: `EngineGone` if it is among them, because that explains the others."""
     gone = errors.subgroup(EngineGone)
     return (gone or errors).exceptions[0]

@@ -1,4 +1,4 @@
-"""The rows of one slice on their way into the engine: begun in order, and given back from the end while they are not begun."""
+"""Feeds the rows of one slice to the engine: rows begin in order, and unbegun ones can be given back from the end."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ class Feed:
         self._row_ids = row_ids
         self._next, self._stop = 0, len(row_ids)
         self._may_give = may_give
-        self._asked: int | None = None  # where the rows ended, while nobody knows whether the ledger took the last of them
+        self._asked: int | None = None  # end of the rows before a `give` that the ledger has not answered
         self._known = asyncio.Event()
         self._known.set()
 
     @property
     def rows_unbegun(self) -> int:
-        """That could be given back."""
+        """Rows that could be given back."""
         return self._stop - self._next if self._may_give and self._asked is None else 0
 
     @property
     def is_asking(self) -> bool:
-        """Whether some rows are the ledger's or not, and it has not told: `give` asks again."""
+        """Whether the ledger has not answered a `give`, so that the owner of those rows is unknown; the next `give` asks again."""
         return self._asked is not None
 
     @property
     def is_last(self) -> bool:
-        """One row, not begun: who gives that back gives the lease back."""
+        """Whether the slice has a single row, not begun: to give that back is to release the lease."""
         return self._may_give and self._next == 0 and self._stop == 1
 
     def has_more(self) -> bool:
@@ -45,11 +45,11 @@ class Feed:
         self._next += 1
         return self._row_ids[self._next - 1]
 
-    async def give(self, tell: Callable[[int], Awaitable[bool]]) -> int:
+    async def give_back(self, tell: Callable[[int], Awaitable[bool]]) -> int:
         """Give half of the unbegun rows back, at least one, but never all of a slice. Returns how many. One call at a time.
 
-        ``tell`` is told how many rows the slice keeps, once none of the others can begin any more; False: they stay. Where it raises, the
-        ledger may have them all the same: none begins until a later call was answered, which asks for the same rows.
+        ``tell`` gets the number of rows that the slice keeps; by then none of the others can begin. If it gives False, they stay. If it
+        raises, the ledger may have taken them nevertheless: none begins until a later call, which asks for the same rows, is answered.
         """
         if self._asked is None:
             count = min((self.rows_unbegun + 1) // 2, self._stop - 1)

@@ -1,4 +1,4 @@
-"""One row's way: text → prompt that fits → answer → typed values; or OpenAI request → response. What fails in it ends in the row."""
+"""One row's way: text → prompt that fits → answer → typed values; or OpenAI request → response. Errors end up in the row's result."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ HTTP = "http_"  # error codes of requests that were answered with a status of 40
 
 @dataclass(slots=True)
 class RowOutcome:
-    """``parts``: of the text, each asked for by itself; 1 where it was asked for whole."""
+    """``parts``: number of parts of the text, each with its own request; 1 for a text that was not split."""
 
     values: Mapping[str, object] = field(default_factory=dict)
     parts: int = 1
@@ -74,7 +74,7 @@ class RowWork:
             outcome.error = error
         except (EngineGone, HarvesterError):
             raise
-        except Exception as error:  # a mistake that one row brings about is that row's: the job is stopped where many fail
+        except Exception as error:  # a bug that one row triggers fails that row; the job is stopped where many fail
             log.exception("row_bug job=%s row=%d", self._job.id, row_id)
             outcome.error = RowError("unexpected", f"{type(error).__name__}: {storable(' '.join(str(error).split()))[:500]}")
         if outcome.error is not None:
@@ -82,7 +82,7 @@ class RowWork:
         return self._row(row_id, attempts, began_s, attempt.tally, outcome)
 
     async def _respond(self, attempt: RowAttempt, endpoint: str, text: str | None, outcome: RowOutcome) -> None:
-        """The row is a request itself, and the whole body of the response its output, also of a refusal."""
+        """Answer a row that is itself an API request. Its output is the whole body of the response, also of a refusal."""
         if text is None:
             raise RowError("null_text", "the request has no body")
         done = await attempt.ask(ApiCall(endpoint, json.loads(text)))
@@ -135,7 +135,7 @@ class RowWork:
         return self._row(row_id, begun, self._now_s(), Tally(), RowOutcome(error=error))
 
     def _row(self, row_id: int, attempts: int, began_s: float, tally: Tally, outcome: RowOutcome) -> Row:
-        """What has become of a row: its values, or an error, and what it cost."""
+        """The result of a row: its values or its error, and its usage."""
         error, ended_s = outcome.error, self._now_s()
         return Row(
             row_id=row_id,

@@ -18,8 +18,8 @@ from jobs.hint import SchedulingHint
 from jobs.run.active import ActiveSlice
 from jobs.run.client import LedgerClient
 from jobs.run.devicetime import DeviceTime
-from jobs.run.giving import Giving
 from jobs.run.row import RowWork
+from jobs.run.row_return import RowReturn
 from jobs.run.slice import SliceFiles, SourceCache, open_slice, published
 from jobs.run.spans import NoSpans, Note, Spans
 from jobs.run.spool.spools import Spools
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 STORAGE_WAIT_S = 5.0
 LEAVE_POLL_S = 0.05
-GIVE_BACK_S = 5.0  # that a cancelled task waits for the ledger
+GIVE_BACK_S = 5.0  # longest wait of a cancelled task for the ledger
 
 
 class Runner:
@@ -67,13 +67,13 @@ class Runner:
         self._images = ImageBounds(config.max_image_bytes, media_hosts)
         self._device_time = DeviceTime(engine, price)
         self._slots = asyncio.Semaphore(engine.concurrency)
-        self._part_slots = asyncio.Semaphore(engine.concurrency)  # of long texts; a row waits for them while it holds a slot of the others
+        self._part_slots = asyncio.Semaphore(engine.concurrency)  # for parts of long texts; a row needs one while it holds one of `_slots`
         self._room = asyncio.Event()
         self._hints: dict[str, SchedulingHint] = {}  # of each job, as the ledger said last
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="slices")
         self._sources = SourceCache(folder, open_sink)
         self._spools = Spools(folder, config.spool_send_s)
-        self._giving = Giving(holder, ledger, self._active)
+        self._row_return = RowReturn(holder, ledger, self._active)
         self._leaving = self._feeding = False
 
     async def leave(self) -> None:
@@ -118,11 +118,11 @@ class Runner:
         for lease_id in drop:
             if lease_id in self._active:
                 self._active[lease_id].drop()
-        await self._giving.give()
+        await self._row_return.give_back()
         self._room.set()
 
     async def _feed(self, group: asyncio.TaskGroup) -> None:
-        """Lease whenever fewer rows wait for a slot than half of what the engine takes."""
+        """Lease a slice whenever the rows that wait for a slot are at most half of the engine's concurrency."""
         self._feeding = True
         try:
             while not self._leaving:
@@ -135,9 +135,9 @@ class Runner:
             self._feeding = False
 
     def _is_full(self) -> bool:
-        """Whether it leases no more for now: rows enough wait, or it has just given some away and has done none since."""
+        """Whether to lease no more for now: enough rows wait, or some were given back and none was finished since."""
         waiting = sum(active.rows_waiting for active in self._active.values())
-        return waiting > self.engine.concurrency // 2 or (self._giving.gave and bool(self._active))
+        return waiting > self.engine.concurrency // 2 or (self._row_return.gave and bool(self._active))
 
     async def _lease(self, group: asyncio.TaskGroup) -> None:
         try:
@@ -168,10 +168,10 @@ class Runner:
             log.warning("slice_storage job=%s slice=%d %s", lease.job.id, lease.slice.slice_id, error.message)
             await tell(self.ledger.say(lease.job.id, error.message))
             await asyncio.sleep(STORAGE_WAIT_S)
-        except SourceError as error:  # on this machine: others may have what it lacks
+        except SourceError as error:  # on this machine: others may be able to read it
             log.warning("slice_refused job=%s slice=%d %s", lease.job.id, lease.slice.slice_id, error.message)
             await tell(self.ledger.refuse(lease.lease_id, error.message))
-        except UsageError as error:  # the task: it will not get better by itself
+        except UsageError as error:  # of the task: a retry would fail too
             await tell(self.ledger.fail(lease.job.id, error.message))
         except (EngineGone, asyncio.CancelledError):
             raise
@@ -197,7 +197,7 @@ class Runner:
         stats = await self._in_thread(lambda: published(sink, lease))
         if stats is None:
             files = await self._in_thread(
-                lambda: open_slice(lease, source, sink, self._spools), lambda opened: self._spools.let_go(opened.spool)
+                lambda: open_slice(lease, source, sink, self._spools), lambda opened: self._spools.close_unsent(opened.spool)
             )
             try:
                 if not await self._rows(active, files):
@@ -220,16 +220,16 @@ class Runner:
         return self._device_time.charged(stats, active.tokens_done, others)
 
     async def _keep(self, active: ActiveSlice, files: SliceFiles) -> None:
-        """Publish the rows that are done of a job that may not run any more."""
+        """Publish the finished rows of a slice whose job may not run any more."""
         lease = active.lease
         if not files.spool.rows or not await self.ledger.holds(lease.lease_id):
             return
         stats = await self._in_thread(files.publish_some)
         if stats is not None and not await self.ledger.keep(lease.lease_id, self._charged(active, stats)):  # lost while they were written
-            await self.ledger.doubt(lease.job.id, lease.slice.slice_id)
+            await self.ledger.reopen_slice(lease.job.id, lease.slice.slice_id)
 
     async def _rows(self, active: ActiveSlice, files: SliceFiles) -> bool:
-        """False where rows were left undone, because this runner leaves."""
+        """Answer the rows of a slice. False where some were left undone, because this runner leaves."""
         todo = files.todo()
         feed = active.start(todo, files.spool.rows.values())
         rows, cells = await self._in_thread(files.inputs)
@@ -277,6 +277,6 @@ class Runner:
             row = await work.answer(row_id, values, cell, begun + 1, f"{active.lease.lease_id}-{begun}")
         files.spool.finish(row)
         active.finished(row)
-        if self._giving.gave:
-            self._giving.gave = False
+        if self._row_return.gave:
+            self._row_return.gave = False
             self._room.set()

@@ -35,7 +35,7 @@ STATS_KEY = "harvester_part"  # of a part's metadata
 
 
 class SourceCache:
-    """Used from one thread. The least recently used job's source is closed when there are too many."""
+    """Keeps the sources of up to `OPEN_JOBS` jobs open, and closes the least recently used one beyond. Used from one thread."""
 
     def __init__(self, folder: StateFolder, open_sink: Callable[[StateFolder, str], Sink]) -> None:
         self._folder = folder
@@ -64,7 +64,7 @@ class SourceCache:
             fingerprint=job.fingerprint,
             rules=job.rules,
         )
-        is_copy = self._folder.mirror is not None and is_ours(self._folder, job.id, spec.uri)  # of another time, which fingerprints go by
+        is_copy = self._folder.mirror is not None and is_ours(self._folder, job.id, spec.uri)  # its time, which fingerprints use, differs
         if not is_copy and source.fingerprint() != job.fingerprint:
             source.close()
             raise SourceError(
@@ -110,7 +110,7 @@ class SliceFiles:
         return [row_id for row_id in range(start, start + self.lease.slice.row_count) if row_id not in known]
 
     def inputs(self) -> tuple[list[Mapping[str, Any]], list[str | TextProblem] | None]:
-        """For each row of the slice what its prompt names, and its text cell. A cell that is no text, or no path, is its row's error."""
+        """For each row the columns that its prompt names, and its text cell. A cell that is not a text, or not a path, fails its row."""
         column = self.job.column
         named = {name: texts(self.table.column(name)) for name in text_columns(self.table.schema) if name in self.job.task.images}
         asked = columns_needed(self.job.model_copy(update={"keep": ()}))
@@ -121,7 +121,7 @@ class SliceFiles:
     def publish(self) -> PartStats:
         """Write the part, durable and whole. Returns what it holds.
 
-        A holder so slow that its slice was finished and retried without it leaves the newer part alone; the ledger will not take its word.
+        Where a slow holder's slice was finished and retried by others meanwhile, their newer part stays; the ledger rejects the commit.
         """
         finished = [self.spool.rows[row_id] for row_id in sorted(self.spool.rows)]
         part = self._part(finished)
@@ -134,9 +134,9 @@ class SliceFiles:
         return stats
 
     def publish_some(self) -> PartStats | None:
-        """Write a part of the rows done so far, for a slice that is left for a while; it is no whole one, and the next holder replaces it.
+        """Write an incomplete part with the rows done so far, for a slice that is given back; the next holder replaces it.
 
-        None where there is a part of the slice already: a retry that is left keeps what was there before it.
+        None where the slice has a part already: a retry that is given back keeps the part from before it.
         """
         if self.kept is not None or part_stats_of(self.sink, self.lease) is not None:
             return None
@@ -153,7 +153,7 @@ class SliceFiles:
 
 
 def _cells(column: pa.ChunkedArray) -> list[str | TextProblem]:
-    """The text cells. Of a column that holds no text, its values written out."""
+    """The cells as text; values of a column of another type are written out."""
     if is_text(column.type):
         return texts(column)
     cells = [row["cell"] for row in rows(pa.table({"cell": column}))]
@@ -161,15 +161,15 @@ def _cells(column: pa.ChunkedArray) -> list[str | TextProblem]:
 
 
 def part_stats_of(sink: Sink, lease: Lease) -> PartStats | None:
-    """What the slice's part holds now, of whichever generation."""
+    """Counts of the slice's present part, of any generation; None where there is none."""
     metadata = sink.metadata(part_name(lease.slice.slice_id))
     return PartStats.model_validate_json(metadata[STATS_KEY]) if metadata and STATS_KEY in metadata else None
 
 
 def published(sink: Sink, lease: Lease) -> PartStats | None:
-    """The part of this slice and generation, where an earlier holder died between publishing and telling the ledger.
+    """Counts of the part of this slice and generation, if an earlier holder published it and died before it told the ledger.
 
-    A part that is damaged, or of another number of rows than the slice, is put aside: its rows are computed again.
+    A part that is damaged, or has another number of rows than the slice, is put aside: its rows are computed again.
     """
     name = part_name(lease.slice.slice_id)
     try:

@@ -1,4 +1,4 @@
-"""What is told of slices in work to whoever traces them."""
+"""The interface by which slices in work are traced."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Note = Callable[[PartStats], None]
 
 class Spans(Protocol):
     def slice(self, lease: Lease) -> AbstractContextManager[Note]:
-        """Entered when a slice is begun, left when it is done or given back; told of its part in between."""
+        """Entered when a slice begins, left when it is done or given back. The `Note` that it yields is called with the part's counts."""
 
 
 class NoSpans:

@@ -1,4 +1,4 @@
-"""What a replica tells the ledger where things go wrong: it must arrive, and nothing must fail by it."""
+"""Calls of a replica to the ledger when something goes wrong: they must arrive, and must not make anything else fail."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ log = logging.getLogger("harvester.runner")
 
 
 async def tell(call: Awaitable[object]) -> None:
-    """Tell the ledger what it can do without: a lease that does not come back expires, and what fails a job fails it again."""
+    """Make a call that the ledger can do without: a lease that is not released expires, and an error that fails a job comes again."""
     try:
         await call
     except (StorageError, NotFoundError) as error:  # not found: the job was removed meanwhile
@@ -22,7 +22,7 @@ async def tell(call: Awaitable[object]) -> None:
 
 
 async def despite_cancellation(call: Coroutine[Any, Any, object], patience_s: float) -> None:
-    """Wait until ``call`` has ended. A cancellation is raised after that, or ``patience_s`` after it came."""
+    """Wait until ``call`` has ended. A cancellation is raised only then, or ``patience_s`` after it came."""
     task, is_cancelled, end_s = asyncio.ensure_future(call), False, None
     loop = asyncio.get_running_loop()
     while not task.done() and (end_s is None or loop.time() < end_s):
@@ -35,6 +35,6 @@ async def despite_cancellation(call: Coroutine[Any, Any, object], patience_s: fl
         await task
         return
     if task.done() and not task.cancelled():
-        task.exception()  # seen
-    task.cancel()  # changes nothing of one that has ended
+        task.exception()  # marks the exception as retrieved
+    task.cancel()  # no effect on a task that has ended
     raise asyncio.CancelledError

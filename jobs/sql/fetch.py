@@ -24,16 +24,16 @@ def newest_ids(jobs: pa.Table | None) -> list[str]:
 
 
 def tables_named(query: str, tables: Sequence[str]) -> list[str]:
-    """Those of the ledger's ``tables`` that the query names, and that of the jobs, by which results are found.
+    """The ledger's ``tables`` that the query names, and always the table of jobs, by which results are found.
 
-    All of them where it may compute a name.
+    All tables where the query may compute a name.
     """
     words = {word.text.strip('"').lower() for word in tokens(query)}
     return [name for name in tables if name == JOBS or name in words or words & _BY_ANY_NAME]
 
 
 def jobs_named(query: str, known: Sequence[str]) -> list[str]:
-    """Those of ``known``, newest first, that ``results('JOB')`` names in the query; all of them where it computes a name."""
+    """The job ids of ``known`` (newest first) that the query reads by ``results('JOB')``; all of them where it computes an id."""
     words = tokens(query)
     named: set[str] = set()
     for at, word in enumerate(words):
@@ -48,7 +48,7 @@ def jobs_named(query: str, known: Sequence[str]) -> list[str]:
 
 
 def fetch_results(folder: StateFolder, query: str, known: Sequence[str]) -> None:
-    """Bring the parts of the jobs that the query names, where they are in a storage. Raises `StorageError`."""
+    """Fetch the parts of the jobs that the query names from the storage, if there is one. Raises `StorageError`."""
     if folder.mirror is not None:
         for job_id in jobs_named(query, known):
             folder.mirror.fetch_folder(folder.results(job_id), SUFFIX)

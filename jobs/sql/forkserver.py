@@ -1,8 +1,8 @@
-"""``python -m jobs.sql.forkserver FD SCRATCH``: what SQL processes are forked from. It has imported everything and runs no thread.
+"""``python -m jobs.sql.forkserver FD SCRATCH``: forks a process for each SQL query. It has imported everything and runs no threads.
 
-It is told of a query by a socket that comes over the socket ``FD``, forks a process that answers there, and ends when ``FD`` is closed.
-Whoever held the other end may have been killed: then the folder ``SCRATCH``, with what queries have put there, goes with it.
-`multiprocessing` has such a server too, whose children import the main module anew; within Ray that takes seconds.
+For each query a socket arrives over the socket ``FD``; the forked process answers on it. The fork server ends when ``FD`` is closed, and
+removes the folder ``SCRATCH`` with the files of its queries, because the process at the other end may have been killed.
+`multiprocessing` has a fork server too, but its children import the main module anew, which takes seconds within Ray.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from jobs.errors import QueryError
 from jobs.sql.sandbox import ask, keep
 
 NICE = 5  # behind the API, which answers beside it
-GRACE_S = 1.0  # after a query's time, for its own interrupt to come first
-MAX_ADDRESS_BYTES = 6 << 30  # the kernel's limit; the watch over resident memory (`jobs.sql.process`) is closer
+GRACE_S = 1.0  # beyond a query's time limit, so that its own interrupt comes first
+MAX_ADDRESS_BYTES = 6 << 30  # enforced by the kernel; `jobs.sql.process` holds resident memory to a lower limit
 MAX_REPLY_BYTES = 64 << 20
-PID, REPLY = struct.Struct(">I"), struct.Struct(">?Q")  # whether it is an answer, and its bytes
+PID, REPLY = struct.Struct(">I"), struct.Struct(">?Q")  # REPLY: whether it is an answer, and its length in bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,15 +44,15 @@ class Request:
     query: str
     limit_rows: int
     seconds: float
-    scratch: Path  # of this query's process; removed by who asked, since the process may be killed
+    scratch: Path  # of this query's process; the caller removes it, since the process may be killed
     kept: Path | None = None  # file for the whole answer, as an Arrow IPC stream; None: the reply holds as much as fits
-    min_free_bytes: int = 0  # of that file's disk
+    min_free_bytes: int = 0  # that must stay free on that file's disk
 
 
 def main() -> None:  # pragma: no cover  # it and what forks from it are processes of their own
-    """Fork one process for each socket that comes, until there is no more asking."""
+    """Fork one process for each socket that arrives, until the control socket is closed."""
     control = socket.socket(fileno=int(sys.argv[1]))
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel forgets the children
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the children
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the server ends this process
     os.nice(NICE)
     gc.freeze()  # collecting would write to the pages that the children share
@@ -94,11 +94,11 @@ def _limit() -> None:  # pragma: no cover
     resource.setrlimit(resource.RLIMIT_AS, (MAX_ADDRESS_BYTES, MAX_ADDRESS_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with suppress(OSError):  # not every container has it
-        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")  # the first to go where memory is short
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")  # first choice of the OOM killer
 
 
 def reply_to(request: Request) -> tuple[bool, bytes]:
-    """Whether it is an answer, and its body: what a client gets, or ``rows`` and ``bytes`` of what was kept. Else code and message."""
+    """Run the query. True and JSON for the client (with ``kept`` its ``rows`` and ``bytes``), or False and the error's code and message."""
     try:
         if request.kept is not None:
             rows = keep(request.state_dir, request.tables.get, request.query, request.kept, request.min_free_bytes, seconds=request.seconds)

@@ -85,7 +85,7 @@ def _after_explain(words: list[Token]) -> Iterator[Token]:
 
 
 def _refuse_inner_copy(words: list[Token]) -> None:
-    """DuckDB runs a COPY within a WITH: ``with t as (copy ... to ...) select ...``."""
+    """Raise `QueryError` for a COPY within a WITH, which DuckDB would run: ``with t as (copy ... to ...) select ...``."""
     for before, word, after in zip(words, words[1:], words[2:], strict=False):
         opens = before.text == "(" and (after.text == "(" or after.kind != "operator")
         if word.text.lower() == "copy" and opens:

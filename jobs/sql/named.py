@@ -16,7 +16,7 @@ _SUFFIXES = (".duckdb", ".ddb")
 
 
 def with_tables(query: str) -> str:
-    """The query with each such name, behind FROM, JOIN or a comma, as DuckDB reads it. A file with one table of results needs no name."""
+    """The query with each such name after FROM, JOIN or a comma as a ``read_duckdb`` call. A file with one table needs no table name."""
     raw = query.encode()
     marks = [(offset, kind.name) for offset, kind in duckdb.tokenize(query)]
     words = tokens(query)

@@ -1,4 +1,4 @@
-"""Queries of many clients on a few processes: who is next, who may stay, who is told to come back later."""
+"""Runs queries of many clients on a few processes: which query is next, which may run long, which is refused for now."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Tables = Callable[[], Awaitable[Mapping[str, pa.Table | None]]]
 
 @dataclass(frozen=True, slots=True)
 class PoolLimits:
-    """On ``at_once`` less ``long_at_once`` processes no query uses more than ``quick_cpu_s``, so that short ones always get through."""
+    """Only ``long_at_once`` of ``at_once`` processes run queries of more than ``quick_cpu_s``, so that short ones always get through."""
 
     at_once: int = 5
     client_at_once: int = 4  # so that another client finds a process free
@@ -48,7 +48,7 @@ class QueryPool:
         self._threads = ThreadPoolExecutor(self._limits.at_once, thread_name_prefix="query")
 
     def start(self) -> None:
-        """Make the first query as quick as the later ones."""
+        """Start the fork server, so that the first query is as quick as later ones."""
         self._processes.start()
 
     def close(self) -> None:
@@ -66,9 +66,9 @@ class QueryPool:
         kept: Path | None = None,
         min_free_bytes: int = 0,
     ) -> bytes:
-        """As `QueryProcesses.run`. ``client`` names who asks, for fairness.
+        """Run a query as `QueryProcesses.run` does. ``client`` identifies the client, for fairness.
 
-        Raises `TooManyQueriesError` after ``wait_s`` without a free process, and for a query that is neither short nor one of the few long.
+        Raises `TooManyQueriesError` after ``wait_s`` without a free process, and where the query becomes one long query too many.
         """
         async with self._turns.turn(client, len(query)):
             known = await tables()
@@ -80,7 +80,7 @@ class QueryPool:
                 query,
                 limit_rows=limit_rows,
                 seconds=self._limits.seconds if kept is None else self._limits.kept_seconds,
-                may_stay=stay.may_stay,
+                may_run_long=stay.may_run_long,
                 kept=kept,
                 min_free_bytes=min_free_bytes,
             )
@@ -96,13 +96,13 @@ class LongQueries:
     def __init__(self, limits: PoolLimits) -> None:
         self._limits = limits
         self._lock = threading.Lock()
-        self._ends_s: dict[Stay, float] = {}
+        self._ends_s: dict[QueryBudget, float] = {}
 
-    def stay(self) -> Stay:
-        return Stay(self, self._limits.quick_cpu_s)
+    def stay(self) -> QueryBudget:
+        return QueryBudget(self, self._limits.quick_cpu_s)
 
-    def enter(self, stay: Stay) -> None:
-        """Raises `TooManyQueriesError` where there are as many long queries as may be."""
+    def enter(self, stay: QueryBudget) -> None:
+        """Count a query as long. Raises `TooManyQueriesError` where ``long_at_once`` are running."""
         with self._lock:
             if len(self._ends_s) >= self._limits.long_at_once:
                 raise TooManyQueriesError(
@@ -111,21 +111,21 @@ class LongQueries:
                 )
             self._ends_s[stay] = time.monotonic() + self._limits.seconds
 
-    def leave(self, stay: Stay) -> None:
+    def leave(self, stay: QueryBudget) -> None:
         with self._lock:
             self._ends_s.pop(stay, None)
 
 
-class Stay:
-    """The stay of one query at its process."""
+class QueryBudget:
+    """Tracks one running query: whether it is long, and whether its client is gone."""
 
     def __init__(self, queries: LongQueries, quick_cpu_s: float) -> None:
         self._queries = queries
         self._quick_cpu_s = quick_cpu_s
         self._is_long = self._is_given_up = False
 
-    def may_stay(self, cpu_s: float) -> bool:
-        """Whether it is a long query. Raises `TooManyQueriesError` where it must make room."""
+    def may_run_long(self, cpu_s: float) -> bool:
+        """Whether the query counts as long, given its CPU time so far. Raises `TooManyQueriesError` where it must end."""
         if self._is_given_up:
             raise TooManyQueriesError("the query was given up: its client is gone")
         if not self._is_long and cpu_s > self._quick_cpu_s:
@@ -140,10 +140,10 @@ class Stay:
 
 
 class Turns:
-    """Turns at ``at_once`` processes, ``client_at_once`` for each client. Next is, of the client with fewest running, the shortest text.
+    """Assigns ``at_once`` processes to queries, at most ``client_at_once`` to one client.
 
-    A short text may take long, but what takes long only to parse or to plan is a long one; it then waits, and not the others. Used from
-    one event loop.
+    Next is the shortest query text of the client with the fewest running queries. A short text may run long too, but a query that takes
+    long just to parse or plan has a long text; so it waits, and the others do not. Used from one event loop.
     """
 
     def __init__(self, limits: PoolLimits) -> None:
@@ -153,7 +153,7 @@ class Turns:
 
     @asynccontextmanager
     async def turn(self, client: str, chars: int) -> AsyncIterator[None]:
-        """Hold a turn. Raises `TooManyQueriesError` after ``wait_s``, or where too many that came later wait."""
+        """Hold a process for the block. Raises `TooManyQueriesError` after ``wait_s``, or where ``max_waiting`` newer queries wait."""
         if self._may_run(client):
             self._running[client] += 1
         else:

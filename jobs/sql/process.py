@@ -25,10 +25,10 @@ from jobs.sql.forkserver import GRACE_S, PID, REPLY, Request
 from jobs.sql.scratch import make_scratch
 
 MAX_RESIDENT_BYTES = 3 << 29  # 1.5 GiB; DuckDB's own limit is 1 GB, which its parser and planner do not count
-START_S = 60.0  # of the fork server on a busy machine
+START_S = 60.0  # longest start of the fork server, on a busy machine
 LOOK_S = 0.05  # between two looks at a running query
 LONG_NICE = 15  # behind short queries
-_KEPT = ("LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "TZ")  # of the environment, which may hold keys
+_KEPT = ("LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "TZ")  # environment variables that are passed on; others may hold keys
 
 # Seconds of CPU that a query has used -> whether it counts as long from now on. By CPU, since a busy machine makes a short one late.
 MayStay = Callable[[float], bool]
@@ -37,8 +37,8 @@ MayStay = Callable[[float], bool]
 class QueryProcesses:
     """Forks a process for each query. Thread-safe; `start` makes the first query as quick as later ones.
 
-    ``marks``: environment variables that the processes carry, so that a later server finds those of a killed one. ``owner``: in the name
-    of the folder where queries put what their memory does not hold, for `jobs.sql.scratch.forget_scratch`.
+    ``marks``: environment variables of the processes, by which a later server finds those of a killed one. ``owner``: part of the name of
+    the folder that queries spill to, for `jobs.sql.scratch.forget_scratch`.
     """
 
     def __init__(self, marks: Mapping[str, str] | None = None, owner: str = "") -> None:
@@ -70,7 +70,7 @@ class QueryProcesses:
         *,
         limit_rows: int,
         seconds: float,
-        may_stay: MayStay = lambda cpu_s: False,
+        may_run_long: MayStay = lambda cpu_s: False,
         kept: Path | None = None,
         min_free_bytes: int = 0,
     ) -> bytes:
@@ -78,7 +78,7 @@ class QueryProcesses:
 
         With ``kept`` the whole answer is in that file, as an Arrow IPC stream, and the object has ``rows`` and ``bytes``.
 
-        ``may_stay`` is called every 50 ms; what it raises ends the query. Raises `QueryError`, also for a query that was killed, and
+        ``may_run_long`` is called every 50 ms; what it raises ends the query. Raises `QueryError`, also for a query that was killed, and
         `StorageError`.
         """
         with self._lock:
@@ -88,7 +88,7 @@ class QueryProcesses:
         try:
             with self._connect() as connection:
                 asked = Request(state_dir, dict(tables), query, limit_rows, seconds, scratch, kept, min_free_bytes)
-                return _Run(connection, seconds, may_stay).ask(asked)
+                return _Run(connection, seconds, may_run_long).ask(asked)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
 
@@ -132,14 +132,14 @@ class QueryProcesses:
 
 
 def _environment() -> dict[str, str]:
-    """Nothing of ours but where modules lie, and libraries that start no thread: a process with threads cannot be forked safely."""
+    """A minimal environment with the module path, in which libraries start no threads: a process with threads cannot be forked safely."""
     kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
     single = {"JE_ARROW_MALLOC_CONF": "background_thread:false", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
     return kept | single | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path), "PYTHONSAFEPATH": "1"}
 
 
 def _end(process: subprocess.Popen[bytes], control: socket.socket) -> None:
-    process.kill()  # before it could take the end of ``control`` for our own, and remove the folder that its successor goes on with
+    process.kill()  # first: at the end of ``control`` it would take us for dead and remove the folder that its successor uses
     process.wait()
     control.close()
 
@@ -147,10 +147,10 @@ def _end(process: subprocess.Popen[bytes], control: socket.socket) -> None:
 class _Run:
     """One query on one process, watched from here."""
 
-    def __init__(self, connection: socket.socket, seconds: float, may_stay: MayStay) -> None:
+    def __init__(self, connection: socket.socket, seconds: float, may_run_long: MayStay) -> None:
         self._connection = connection
         self._seconds = seconds
-        self._may_stay = may_stay
+        self._may_stay = may_run_long
         self._is_long = False
         self._process: psutil.Process | None = None
 
@@ -211,7 +211,7 @@ class _Run:
 
     def _kill(self) -> None:
         if self._process is not None:
-            with suppress(psutil.NoSuchProcess):  # it knows a process id that was given anew
+            with suppress(psutil.NoSuchProcess):  # also raised where the process id was reused
                 self._process.kill()
 
 

@@ -39,15 +39,15 @@ CREATE MACRO results(job) AS TABLE SELECT * FROM read_parquet(
 
 @contextmanager
 def connect(state_dir: Path, ledger_tables: LedgerTables | None = None, *, is_sandbox: bool = False) -> Iterator[duckdb.DuckDBPyConnection]:
-    """A database in memory over the state folder, as it stands now. Parts are read in place, the ledger's tables are copied.
+    """An in-memory DuckDB database over the state folder as it is now. Parts are read in place, the ledger's tables are copied.
 
-    ``ledger_tables`` asks a running server for the tables; without one the ledger's file is read. Where neither can be had (a server
-    that is starting holds the file), ``results`` works all the same and `run` says why ``jobs`` and ``leases`` do not.
+    ``ledger_tables`` asks a running server for the tables; None reads the ledger itself. Where that fails (a server that is starting
+    holds the file), ``results`` still works, and `run` raises an error that says why ``jobs`` and ``leases`` do not.
 
-    ``is_sandbox`` leaves only the parts of the jobs in ``ledger_tables`` within reach; the caller then sets its limits
-    and locks the configuration.
+    With ``is_sandbox`` only the parts of the jobs in ``ledger_tables`` can be read; the caller must then set limits and lock the
+    configuration.
     """
-    # Without replacements, or a query would see the variables of this program as tables.
+    # Replacement scans are off: a query would see this program's variables as tables.
     config: dict[str, str | bool | int | float | list[str]] = {"python_enable_replacements": "false"}
     with tempfile.TemporaryDirectory(prefix="harvester-sql-") as scratch, duckdb.connect(config=config) as connection:
         connection.execute("SET temp_directory = $1", [str(Path(scratch, "spill"))])
@@ -122,7 +122,7 @@ def _copy_ledger(connection: duckdb.DuckDBPyConnection, ledger_tables: LedgerTab
 
 
 def _name_results(connection: duckdb.DuckDBPyConnection, state_dir: Path, scratch: Path, jobs: Sequence[str]) -> None:
-    """A macro can look a list of files up in a variable, and in nothing else that it could be given."""
+    """Define ``results``. Its files are listed in a variable, the only place where a table macro can look up a list of files."""
     connection.execute("USE memory")
     files = {job: _parts(state_dir, job) for job in jobs}
     empty = [job for job, parts in files.items() if parts is None]
@@ -187,7 +187,7 @@ def _mapped(connection: duckdb.DuckDBPyConnection, query: str) -> Iterator[None]
 
 
 def _hint(connection: duckdb.DuckDBPyConnection, query: str, error: duckdb.Error) -> str:
-    """A job without results has none of its own columns yet."""
+    """Hint for a query that names a job without results, which has none of its own columns yet."""
     if not isinstance(error, duckdb.BinderException):
         return ""
     named = {word.text.strip("'") for word in tokens(query) if word.kind == "string_const"}
@@ -196,7 +196,7 @@ def _hint(connection: duckdb.DuckDBPyConnection, query: str, error: duckdb.Error
 
 
 def _first_lines(message: str) -> str:
-    """What DuckDB says, without the picture of the query: the fault, and what it suggests."""
+    """DuckDB's message without its excerpt of the query: the fault, and what DuckDB suggests."""
     lines = [line.strip() for line in message.split("\nLINE ")[0].splitlines() if line.strip()]
     text = " ".join(lines[:3])
     for prefix in ("Invalid Input Error: ", "Parser Error: ", "Binder Error: ", "Catalog Error: ", "IO Error: "):

@@ -1,4 +1,4 @@
-"""SQL for whoever reaches the server: harvester's views and results, and nothing else of the machine it runs on."""
+"""SQL for clients of the server: it reads harvester's views and results, and nothing else on the server's machine."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _LIMITS = {"memory_limit": "1GB", "max_temp_directory_size": "2GB", "threads": "
 
 @dataclass(frozen=True, slots=True)
 class QueryAnswer:
-    """``rows`` hold what JSON can (see `connectors.value.plain`). ``is_cut``: there are more."""
+    """``rows`` hold JSON values (see `connectors.value.plain`). ``is_cut``: the query has more rows."""
 
     columns: tuple[tuple[str, str], ...]  # name, Arrow type
     rows: tuple[tuple[Any, ...], ...]

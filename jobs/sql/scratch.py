@@ -1,4 +1,4 @@
-"""Folders where queries put what their memory does not hold: named by their owner, and removed once it is gone."""
+"""Folders that queries spill to: named by their owner, and removed once it is gone."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def make_scratch(owner: str) -> Path:
 
 
 def forget_scratch(owner: str) -> None:
-    """Remove the folders of ``owner``, none of whose processes lives: one that is killed, as a server ends its own, removes nothing."""
+    """Remove the folders of ``owner``, whose processes are all dead. A process that a server has killed removes nothing itself."""
     for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}{owner}-*"):
         with suppress(FileNotFoundError):  # gone meanwhile
             if path.lstat().st_uid == os.geteuid():

@@ -12,7 +12,7 @@ from connectors.durable import storage_error
 from jobs.errors import QueryError
 
 PIECE_BYTES = 8 << 20
-PIECES_A_LOOK = 8  # at the disk
+PIECES_A_LOOK = 8  # pieces between two checks of the disk's free space
 
 
 def small(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:

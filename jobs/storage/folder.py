@@ -26,7 +26,7 @@ JOB_FILE = "job.json"  # in a job's folder: see `jobs.ledger.jobfile`
 
 @dataclass(frozen=True, slots=True)
 class StateFolder:
-    """``mirror``: where what other machines need of it lies, if that is not the folder itself. `jobs.storage.place` makes such ones."""
+    """``mirror``: the storage of the files that other machines need, if that is not the folder itself; set by `jobs.storage.place`."""
 
     root: Path
     mirror: Mirror | None = field(default=None, compare=False)
@@ -78,7 +78,7 @@ class StateFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the lock, as one server or repair at a time may; it goes with the process, however that ends. Raises `StateError`."""
+        """Hold the lock; only one server or repair at a time can. It ends with the process, however that ends. Raises `StateError`."""
         with self.lock.open("a+") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -172,7 +172,7 @@ class StateFolder:
     def forget_unmade(self, known: Collection[str]) -> None:
         """Remove what a server that died in the middle of a submit left: copied rows of jobs that are not among ``known``.
 
-        Folders that hold results stay, whoever knows of them. Call it while nobody submits.
+        Folders that hold results stay, whether known or not. Call it while nobody submits.
         """
         for path in self.jobs.glob("*"):
             is_staging = path.name.startswith(".staging-")
@@ -194,7 +194,7 @@ class StateFolder:
     def prepare(self) -> None:
         """Make the folder for this user alone, or check that it is of this version or an earlier one. Raises `StorageError`.
 
-        One that others may enter, as earlier versions made it, is closed to them; it keeps what lies in it from them too.
+        A folder that other users may enter, as earlier versions made it, is closed to them, and so are the files in it.
         """
         marker = self.root / "VERSION"
         try:
@@ -215,14 +215,14 @@ class StateFolder:
             )
 
     def mark_version(self) -> None:
-        """Everything in the folder is of this version now. Raises `StorageError`."""
+        """Record that everything in the folder is of this version. Raises `StorageError`."""
         marker, told = self.root / "VERSION", json.dumps({"version": STATE_VERSION}).encode() + b"\n"
         if not marker.exists() or marker.read_bytes() != told:
             with publish(marker) as file:
                 file.write(told)
 
     def give_to_owner(self) -> None:
-        """Where root has made files in another user's folder, they are that user's: the server may run as them. Not while one runs."""
+        """Give files that root has made in another user's folder to that user, who may run the server. Not while a server runs."""
         owner = self.root.stat()
         if os.geteuid() or not owner.st_uid:
             return
@@ -248,7 +248,7 @@ class StateFolder:
 
 
 def keep_private() -> None:
-    """What this process and its children make is for this user alone. For servers: the command line writes copies that are the user's."""
+    """Make files of this process and its children private to this user. For servers: copies that the command line writes are the user's."""
     os.umask(0o077)
 
 

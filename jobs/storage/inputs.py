@@ -1,4 +1,4 @@
-"""What a job reads of its state folder: sent where it is made, fetched where it is read."""
+"""A job's input in the state folder: sent to the storage where it is made, fetched from there where it is read."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from jobs.storage.folder import SECRETS, StateFolder
 
 
 def fetch_input(folder: StateFolder, job_id: str, source: str) -> None:
-    """Bring a job's copied rows, its credentials, and the upload or input that it is made of. Raises `StorageError`."""
+    """Fetch a job's copied rows, its credentials, and its uploaded or piped source from the storage. Raises `StorageError`."""
     if folder.mirror is None:
         return
     folder.mirror.fetch_folder(folder.snapshot(job_id))
@@ -19,7 +19,7 @@ def fetch_input(folder: StateFolder, job_id: str, source: str) -> None:
 
 
 def send_input(folder: StateFolder, job_id: str, source: str) -> None:
-    """Send what `fetch_input` brings, of a new job; an upload is there already. Raises `StorageError`."""
+    """Send what `fetch_input` fetches to the storage, for a new job; an upload is there already. Raises `StorageError`."""
     if folder.mirror is None:
         return
     if (folder.jobs / job_id).is_dir():
@@ -48,9 +48,9 @@ def is_ours(folder: StateFolder, job_id: str, source: str) -> bool:
 
 
 def kept_input(folder: StateFolder, source: str) -> Path | None:
-    """The folder of what was uploaded or came through standard input; None for a source that is the user's own."""
+    """The folder of an uploaded source, or of one that came through standard input; None for a source of the user's own."""
     path = Path(source)
-    for root, depth in ((folder.inputs, 1), (folder.uploads, 2)):  # below it: a folder an input; owner and upload
+    for root, depth in ((folder.inputs, 1), (folder.uploads, 2)):  # depth of one input below its root; an upload is in its owner's folder
         if path.is_relative_to(root) and ".." not in path.parts and len(below := path.relative_to(root).parts) >= depth:
             return root.joinpath(*below[:depth])
     return None

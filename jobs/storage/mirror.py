@@ -22,7 +22,7 @@ from connectors.paths.location import Location, locate
 
 AT_ONCE = 8  # files on their way
 CHUNK_BYTES = 4 << 20
-WHOLE_BYTES = 64 << 20  # read before it is sent: a disk that fails in the middle then replaces nothing there
+WHOLE_BYTES = 64 << 20  # up to here a file is read before it is sent, so that a read error replaces nothing in the storage
 UNSETTLED_S = 2.0  # S3 tells times in whole seconds: while a file is so young, two editions of it may have the same
 
 
@@ -34,11 +34,11 @@ class _Replaced(Exception):
 
 
 class Mirror:
-    """Files of ``root`` under the same names below ``uri``. What is there counts; what is here is a copy.
+    """Keeps files of the folder ``root`` under the same names in the storage at ``uri``. The storage counts; local files are copies.
 
-    A file is there whole or not at all, and is replaced in one step. A copy of the same size and time is taken for the same.
-    Every method raises `StorageError`. Call them from threads, several at once if need be. It connects when it is used first, so that a
-    process that forks before has nothing open.
+    A file in the storage is complete or absent, and is replaced atomically. A copy with the same size and time is taken as current.
+    Every method raises `StorageError`. Call them from threads, several at once if need be. The connection is made at the first use, so
+    that a process that forks before has nothing open.
     """
 
     def __init__(self, root: Path, uri: str) -> None:
@@ -50,16 +50,16 @@ class Mirror:
 
     @property
     def folder(self) -> Path | None:
-        """Where it is a folder of this machine's, that folder."""
+        """The storage as a folder, if it is one of this machine; else None."""
         return self._place.local if self.uri.startswith(("/", "file:")) else None
 
     def address(self, path: Path) -> str:
-        """Where a file or folder lies there, as it may be shown."""
+        """Address of a file or folder in the storage, in a form that may be shown."""
         base, mark, options = self.uri.partition("?")
         return shown(f"{base.rstrip('/')}/{self._name(path)}{mark}{options}")
 
     def send(self, path: Path, *, source: Path | None = None) -> None:
-        """Put ``path`` there as it is here, or as the file ``source`` is."""
+        """Write the local file ``path`` to the storage, or under its name the content of ``source``."""
         source = source or path
         try:
             if source.stat().st_size <= WHOLE_BYTES:
@@ -67,11 +67,11 @@ class Mirror:
             else:
                 with source.open("rb") as file, self._writing(path) as target:
                     shutil.copyfileobj(file, target, CHUNK_BYTES)
-        except OSError as error:  # of this machine: the others are ours by now
+        except OSError as error:  # of this machine: those of the storage are mapped already
             raise storage_error("read", source, error) from error
 
     def put(self, path: Path, data: bytes) -> None:
-        """Put ``data`` there under the name of ``path``."""
+        """Write ``data`` to the storage, under the name of ``path``."""
         with self._writing(path) as target:
             target.write(data)
 
@@ -82,7 +82,7 @@ class Mirror:
         return len(found)
 
     def read(self, path: Path) -> bytes | None:
-        """What is there under the name of ``path``."""
+        """Content of the file in the storage; None where there is none."""
         while True:
             with self._mapped("read", path):
                 (info,) = self._place.files.get_file_info([self._there(path)])
@@ -98,7 +98,7 @@ class Mirror:
                 return found
 
     def fetch(self, path: Path) -> bool:
-        """Make the local file what is there. Where there is none, there is no local one afterwards, and this is False."""
+        """Make the local file equal to the one in the storage. Where that has none, the local one is removed and this is False."""
         with self._mapped("read", path):
             (info,) = self._place.files.get_file_info([self._there(path)])
         if info.type is fs.FileType.File and self._bring(path, info):
@@ -107,37 +107,37 @@ class Mirror:
         return False
 
     def fetch_folder(self, folder: Path, suffix: str = "") -> list[Path]:
-        """Make local files what is there below ``folder`` with names that end in ``suffix``. Returns their paths here, sorted.
+        """Fetch the files below ``folder`` whose names end in ``suffix``. Returns their local paths, sorted.
 
-        Local files that are not there stay: they may be about to be sent.
+        Local files that the storage lacks stay: they may be about to be sent.
         """
         found = {self._here(info): info for info in self._listed(folder) if info.path.endswith(suffix)}
         self._all(lambda path: self._bring(path, found[path]), list(found))
         return sorted(found)
 
     def has(self, path: Path) -> bool:
-        """Whether there is a file or folder of that name."""
+        """Whether the storage has a file or folder of that name."""
         with self._mapped("look for", path):
             (info,) = self._place.files.get_file_info([self._there(path)])
         return info.type is not fs.FileType.NotFound
 
     def names(self, folder: Path) -> set[str]:
-        """Names of the files and folders directly in ``folder`` there."""
+        """Names of the files and folders directly in ``folder``, in the storage."""
         return {info.base_name for info in self._listed(folder, of=(fs.FileType.File, fs.FileType.Directory), recursive=False)}
 
     def remove(self, path: Path) -> None:
-        """Remove a file there, if there is one."""
+        """Remove a file from the storage, if there is one."""
         with self._mapped("remove", path), self._despite_markers(path):
             self._place.files.delete_file(self._there(path))
 
     def remove_folder(self, folder: Path) -> None:
-        """Remove all files below ``folder`` there."""
+        """Remove all files below ``folder`` from the storage."""
         with self._mapped("remove", folder), self._despite_markers(folder):
             self._place.files.delete_dir(self._there(folder))
 
     @contextmanager
     def _despite_markers(self, path: Path) -> Iterator[None]:
-        """What counts is what is gone: then Arrow makes empty objects that stand for folders, which some servers refuse."""
+        """Ignore an error after a removal that worked: Arrow then makes empty objects as folder markers, which some servers refuse."""
         try:
             yield
         except FileNotFoundError:
@@ -171,7 +171,7 @@ class Mirror:
         return [info for info in found if not _is_hidden(self._here(info).relative_to(folder))]
 
     def _bring(self, path: Path, info: fs.FileInfo) -> bool:
-        """Copy a file to here unless it is here. False where it was removed meanwhile."""
+        """Fetch a file unless the local copy is current. False where it was removed meanwhile."""
         with suppress(FileNotFoundError):
             here = path.stat()
             if (here.st_size, here.st_mtime_ns) == (info.size, info.mtime_ns):
@@ -183,7 +183,7 @@ class Mirror:
                 info = replaced.info
 
     def _copied(self, path: Path, info: fs.FileInfo) -> bool:
-        """Raises `_Replaced`. Then Arrow may have filled up what it read with anything: it asks for the length first, and believes it."""
+        """Fetch a file. Raises `_Replaced` if it changed: then Arrow, which trusts the length it got first, may have read garbage."""
         is_settled = time.time() - info.mtime_ns / 1e9 > UNSETTLED_S
         with self._mapped("read", path):
             try:
@@ -217,7 +217,7 @@ class Mirror:
 
     @contextmanager
     def _writing(self, path: Path) -> Iterator[IO[bytes]]:
-        """What is written to is there once the block has ended well."""
+        """A file to write to; it is in the storage once the block has ended without error."""
         with self._mapped("write", path):
             files, there = self._place.files, self._there(path)
             if isinstance(files, fs.LocalFileSystem):
@@ -227,7 +227,7 @@ class Mirror:
             target = files.open_output_stream(there, compression=None)
             try:
                 yield target
-            except BaseException:  # what is closed is there, whole or not
+            except BaseException:  # closing it publishes the file, complete or not
                 with suppress(Exception):
                     target.close()
                     files.delete_file(there)

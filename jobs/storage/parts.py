@@ -14,7 +14,7 @@ from jobs.storage.publish import publish_to
 
 
 class StoredParts(PartsSink):
-    """A `PartsSink` whose folder is a cache. A part that is here alone is none: nobody else could read it."""
+    """A `PartsSink` whose folder is a cache of a storage. A part that is only here does not count: nobody else could read it."""
 
     def __init__(self, folder: Path, mirror: Mirror) -> None:
         super().__init__(folder, lambda path: publish_to(mirror, path))
@@ -35,7 +35,7 @@ class StoredParts(PartsSink):
         self._mirror.remove(path)
 
     def names(self) -> Iterator[str]:
-        """Of the parts that are there; all of them are here then."""
+        """Names of the parts in the storage; fetches all of them."""
         yield from (path.name.removesuffix(SUFFIX) for path in self._mirror.fetch_folder(self._folder, SUFFIX))
 
 

@@ -1,4 +1,4 @@
-"""Where the files of a state folder's jobs are: in it, or in a storage that other machines reach, of which it is then a cache."""
+"""Where the files of a state folder's jobs are: in the folder, or in a storage that other machines reach, with the folder as its cache."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("harvester.storage")
 
-MARK = "state.json"  # in the storage: whose it is, and of which version
+MARK = "state.json"  # file in the storage that names its owner and version
 KEYS_S = 5.0  # between two looks at the file of keys
 TIDY_S = 3600.0
-UNUSED_S = 24 * 3600.0  # after which a copy goes whose original has gone
+UNUSED_S = 24 * 3600.0  # age at which a copy is removed whose original is gone
 
 
 @dataclass(frozen=True, slots=True)
 class StoragePlace:
-    """``owner`` tells the state folder from others; with the storage it goes to a new machine."""
+    """``owner`` identifies the state folder; it moves with the storage to a new machine."""
 
     uri: str
     owner: str
 
 
 def state_folder(root: Path, uri: str | None) -> StateFolder:
-    """For a process of the server, on any machine. With a storage the folder is made, and follows the API keys from now on.
+    """State folder of a server process, on any machine. With a storage the folder is made, and its API keys are kept up to date.
 
-    Raises `StorageError` where the storage does not answer: without its keys nobody could be told apart.
+    Raises `StorageError` where the storage does not answer: without its keys clients could not be told apart.
     """
     if uri is None:
         return StateFolder(root)
@@ -57,13 +57,13 @@ def state_folder(root: Path, uri: str | None) -> StateFolder:
 
 
 def known_folder(root: Path) -> StateFolder:
-    """For commands: as the folder's last server had it. Raises `StorageError`."""
+    """State folder for commands, with the storage of its last server. Raises `StorageError`."""
     place = storage_place(StateFolder(root))
     return StateFolder(root) if place is None else StateFolder(root, _mirror(root, place.uri))
 
 
 def storage_place(folder: StateFolder) -> StoragePlace | None:
-    """As the folder's last server had it; None: the folder itself. Raises `StorageError`."""
+    """Storage of the folder's last server; None: the folder itself. Raises `StorageError`."""
     try:
         told = json.loads(folder.storage_place.read_text(encoding="utf-8"))
         return StoragePlace(str(told["uri"]), str(told["owner"]))
@@ -74,10 +74,11 @@ def storage_place(folder: StateFolder) -> StoragePlace | None:
 
 
 def settle_storage(folder: StateFolder, uri: str | None, *, may_adopt: bool, owner: str | None = None) -> list[str]:
-    """For a server with ``storage: uri``, None being the folder. Call it while the folder is locked. Returns what was done, a line each.
+    """Set up the storage of a server with ``storage: uri``; None is the folder itself. Call it while the folder is locked.
 
-    A folder that had its files itself sends them; ``owner`` names it, where it has a name already. An empty one takes over what is
-    there, if it ``may_adopt``: its ledger is elsewhere too. Raises `StateError` where folder and storage belong to others, `StorageError`.
+    Returns what was done, a line each. A folder that held its files itself sends them; ``owner`` is its id, if it has one already. An
+    empty folder adopts the files in the storage if it ``may_adopt``, which means that its ledger is elsewhere too. Raises `StateError`
+    where folder and storage do not belong together, and `StorageError`.
     """
     now = storage_place(folder)
     if uri is None:
@@ -103,7 +104,7 @@ def settle_storage(folder: StateFolder, uri: str | None, *, may_adopt: bool, own
         raise StateError(f"{mirror} belongs to another state folder than {folder.root}; give another prefix")
     if StoragePlace(uri, theirs) != now:
         _note(folder, StoragePlace(uri, theirs))
-    if folder.keys.exists() and not mirror.has(folder.keys):  # a server that asked for keys would open without them
+    if folder.keys.exists() and not mirror.has(folder.keys):  # else a server that asks for keys would be open without them
         mirror.send(folder.keys)
     mirror.fetch(folder.keys)
     return lines
@@ -121,7 +122,7 @@ def _note(folder: StateFolder, place: StoragePlace) -> None:
 
 
 def _owner_there(folder: StateFolder, mirror: Mirror) -> str | None:
-    """None where nobody has it yet. Raises `StorageError`."""
+    """Owner of the storage; None where it has none yet. Raises `StorageError`."""
     data = mirror.read(folder.root / MARK)
     if data is None:
         return None
@@ -171,7 +172,7 @@ def _follow(folder: StateFolder, mirror: Mirror) -> None:
 
 
 def forget_gone(folder: StateFolder, mirror: Mirror, now_s: float) -> None:
-    """Remove the copies of jobs and uploads that are not there any more, and were made a day ago or earlier."""
+    """Remove the copies of jobs and uploads that the storage no longer has, if they are older than `UNUSED_S`."""
     for parent in (folder.jobs, *folder.uploads.glob("*")):
         there = mirror.names(parent)
         for path in parent.glob("[!.]*"):

@@ -1,4 +1,4 @@
-"""A file that is in the storage before it is here, where there is a storage."""
+"""Publishes a file to the storage, if there is one, before it appears here."""
 
 from __future__ import annotations
 

@@ -30,16 +30,16 @@ UNKNOWN = Abilities()
 
 
 def check_served(model: str, served: Collection[str]) -> None:
-    """Raises `UsageError` for a model that a server, which runs those, does not run."""
+    """Raises `UsageError` where ``model`` is not one of the server's models, ``served``."""
     if model not in served:
         raise UsageError(f"this server runs {', '.join(served)}, not {model}; remove --model, or serve {model}")
 
 
 def abilities_of(info: Mapping[str, Any], model: str | None) -> Abilities | None:
-    """Of a model that a job asks for, by ``GET /api/server``; None where no replica of a further model has told yet."""
+    """Abilities of a job's model, from the answer of ``GET /api/server``; None where no replica of a further model has reported yet."""
     further = info.get("models") or {}
     if model is None or model not in further:
-        return Abilities.model_validate(dict(info))  # of the first; the planner refuses a name that there is not
+        return Abilities.model_validate(dict(info))  # of the first model; the planner refuses an unknown name
     return None if further[model] is None else Abilities.model_validate(further[model])
 
 

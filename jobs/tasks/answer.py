@@ -1,4 +1,4 @@
-"""Answers: which columns a task gives, and an answer's text as their values."""
+"""Answers of a task: their result columns, and the parsing of an answer's text into values for them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def result_fields(task: Task) -> list[pa.Field]:
 
 
 def reasoning_value(task: Task, reasoning: str | None) -> dict[str, object]:
-    """The value of ``reasoning`` by name; nothing for a task without it."""
+    """The value of column ``reasoning``, by name; empty for a task without that column."""
     return {REASONING: None if reasoning is None else storable(reasoning)} if task.thinking_tokens else {}
 
 
@@ -54,7 +54,7 @@ def parse_answer(task: Task, text: str, finish_reason: str) -> dict[str, object]
     """Values of `result_fields` by name, without ``reasoning``.
 
     Raises `RowError` with code ``not_a_label``, ``bad_json``, ``schema_mismatch``, or ``cut_off`` where ``finish_reason`` is "length"
-    and what is there is no whole answer. A text that was cut off is still a text.
+    and the answer is incomplete. A text answer that was cut off is still valid.
     """
     if task.answer is AnswerKind.TEXT:
         return {OUTPUT: storable(text)}

@@ -1,4 +1,4 @@
-"""Tasks that embed: what such a task cannot have, and which tasks a model takes."""
+"""Embedding tasks: the fields that they cannot have, and the check that a model can run a task."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Gives(StrEnum):
 
 
 def check_embedding(task: Task) -> None:
-    """Raises `TaskError` where a task embeds and has what belongs to an answer in words."""
+    """Raises `TaskError` where an embedding task has a field that only text answers use."""
     if task.answer is not AnswerKind.EMBEDDING:
         return
     wrong = {
@@ -33,7 +33,7 @@ def check_embedding(task: Task) -> None:
 
 
 def check_model(task: Task, model: str, gives: Collection[Gives] | None) -> None:
-    """Raises `TaskError` where ``model`` does not make what the task is to give. ``gives``: None where nobody asked the model."""
+    """Raises `TaskError` where ``model`` cannot give the task's kind of answer. ``gives``: None where that is not known."""
     wanted = Gives.EMBEDDING if task.answer is AnswerKind.EMBEDDING else Gives.TEXT
     if gives is None or wanted in gives:
         return

@@ -37,7 +37,7 @@ class TaskFile(BaseModel):
     options: dict[str, TaskOption] = Field(default_factory=dict)
 
     def option_fields(self) -> dict[str, OptionType]:
-        """Options that are the whole of a field with a type of its own, by name."""
+        """Type of each option that fills a whole typed field, ``labels`` or ``json_schema``, by option name."""
         fields = ((self.labels, OptionType.LIST), (self.json_schema, OptionType.OBJECT))
         return {field[1:-1]: kind for field, kind in fields if isinstance(field, str)}
 

@@ -1,4 +1,4 @@
-"""Tasks by name or path, and tasks resolved: every option filled in, every field checked."""
+"""Loads tasks by name or path, and resolves them: fills in every option, checks every field."""
 
 from __future__ import annotations
 
@@ -67,11 +67,11 @@ def resolve_task(
     images: Sequence[str] = (),
     adapter: str | None = None,
 ) -> Task:
-    """The task that a job runs: ``inline`` (a task file's content, named ``name`` unless it names itself) or the built-in one named.
+    """The task that a job runs: ``inline`` (a task file's content, named ``name`` unless it names itself) or the built-in ``name``.
 
-    An option given as None counts as not given. ``max_tokens``, ``temperature``, ``thinking`` and ``chat_template_kwargs`` lay themselves
-    over the file's; ``images`` and ``adapter``, if any, stand in the place of the file's.
-    Raises `TaskError` for an unknown task or option, a missing option, and labels, schemas and templates that are none.
+    An option given as None counts as not given. ``chat_template_kwargs`` are merged over the file's. The other arguments replace the
+    file's values where they are given.
+    Raises `TaskError` for an unknown task or option, a missing option, and invalid labels, schemas and templates.
     """
     file = built_in_task(name) if inline is None else parse_task({"name": name, **inline}, f"task {name}")
     values = option_values(file.name, file.options, file.option_fields(), options or {})
@@ -99,7 +99,7 @@ def resolve_task(
 
 
 def _whole(field: Any, values: Mapping[str, Any]) -> Any:
-    """The option's value, as it is, where a field is nothing but one option's place; else the field."""
+    """The option's value where ``field`` is nothing but the place of one option; else ``field`` itself."""
     if isinstance(field, str) and field[:1] == "{" and field[1:-1] in values and field[-1:] == "}":
         return values[field[1:-1]]
     return field

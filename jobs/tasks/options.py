@@ -53,7 +53,7 @@ def option_values(
 ) -> dict[str, Any]:
     """Every option of ``task`` with its value, its default, or None. ``fields``: see `TaskOption.type_in`, by option.
 
-    A value given as None counts as not given; text is read as what the option takes. Raises `TaskError` for an unknown option, a missing
+    A value given as None counts as not given; text is converted to the option's type. Raises `TaskError` for an unknown option, a missing
     one, and a value of another type.
     """
     values = {name: value for name, value in given.items() if value is not None}
@@ -76,7 +76,7 @@ def _known(name: str, options: Mapping[str, TaskOption]) -> str:
 
 
 def fitted(value: Any, kind: OptionType, origin: str) -> Any:
-    """``value`` as one of type ``kind``; text is read as such. Raises `TaskError` naming ``origin`` where it is none."""
+    """``value`` as type ``kind``; text is converted. Raises `TaskError` naming ``origin`` where that is not possible."""
     try:
         read = _read(value.strip(), kind) if isinstance(value, str) and kind is not OptionType.TEXT else value
     except ValueError:

@@ -1,4 +1,4 @@
-"""JSON schemas that a task may ask answers in: what they must be, and where their references lead."""
+"""JSON schemas of a task's answers: the checks that they must pass, and how their references are resolved."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jobs.errors import TaskError
 
 
 def check_schema(schema: object, origin: str, reserved: Collection[str] = ()) -> dict[str, Any]:
-    """The schema, where it is a JSON schema of an object with at least one property and only references into itself.
+    """Return the schema if it describes an object with at least one property, and all its references lead into itself.
 
     Properties become columns, so none may be named like another or like one of ``reserved`` (both without regard to case, as SQL
     compares names). Raises `TaskError` naming ``origin`` and the place in the schema.

@@ -30,7 +30,7 @@ _SCALARS = {
     ColumnKind.BOOLEAN: pa.bool_(),
     ColumnKind.JSON: pa.string(),
 }
-JSON_MARK = {"harvester": "json"}  # of a field
+JSON_MARK = {"harvester": "json"}  # metadata of an Arrow field that holds JSON text
 _INT64 = range(-(2**63), 2**63)
 
 
@@ -53,7 +53,7 @@ class Shape:
         return pa.field(name, self.arrow(), metadata=JSON_MARK if self.kind is ColumnKind.JSON else None)
 
     def cell(self, value: Any) -> object:
-        """A value that the schema allows, as one that the column takes. Properties the schema does not name are left out.
+        """Convert a value that the schema allows to the column's type. Properties the schema does not name are left out.
 
         Raises `OverflowError` for a number outside int64 or float64.
         """

@@ -24,10 +24,10 @@ def _thinking(given: Any) -> Any:
     return int(given) if isinstance(given, str) and given.isdecimal() else given
 
 
-# "on": as long as `jobs.tasks.thinking` says; a number: at most so many tokens of thinking.
+# "on": up to the tokens that `jobs.tasks.thinking` sets; a number: at most so many tokens of thinking.
 Thinking = Annotated[Literal["off", "on"] | Annotated[int, Field(ge=1)], BeforeValidator(_thinking)]
 
-# What renders a prompt says by itself, and what would let a request bring a template of its own.
+# Arguments that the code which renders a prompt sets itself, and those by which a request could bring its own template.
 _TEMPLATE_OWN = frozenset(
     {"chat_template", "tokenize", "add_generation_prompt", "continue_final_message", "conversation", "messages", "tools", "documents"}
     | {"return_dict", "return_tensors", "return_assistant_tokens_mask", "tokenizer_kwargs", "padding", "truncation", "max_length"}
@@ -88,12 +88,12 @@ class Task(BaseModel):
 
     @property
     def thinking_tokens(self) -> int:
-        """Most tokens of thinking before an answer, of a task that is settled; 0: none."""
+        """Maximum tokens of thinking before an answer, once `jobs.tasks.thinking.settled` has set it; 0: none."""
         return self.thinking if isinstance(self.thinking, int) else 0
 
     @property
     def sampling_temperature(self) -> float | None:
-        """None: the model's own."""
+        """Temperature that the engine gets. None: the model's own."""
         return 0.0 if self.temperature is None and not self.thinking_tokens else self.temperature
 
     @property
@@ -102,7 +102,7 @@ class Task(BaseModel):
         return 0 if self.answer is AnswerKind.EMBEDDING else self.thinking_tokens + self.max_tokens
 
     def told(self) -> dict[str, Any]:
-        """As JSON, to tell tasks apart. Without what later versions added, where it changes nothing: such tasks are the same as before."""
+        """The task as JSON, for keys that tell tasks apart. Fields added later are left out where unset, so older keys stay valid."""
         left_out = {"thinking"} if not self.thinking_tokens else set()
         left_out |= {name for name in ("chat_template_kwargs", "images", "adapter") if not getattr(self, name)}
         return self.model_dump(mode="json", exclude=left_out) | {"temperature": self.sampling_temperature}

@@ -110,7 +110,7 @@ def render(template: str, values: Mapping[str, object]) -> str:
 
 
 def fill(template: str, values: Mapping[str, object]) -> str:
-    """A template again, with the places in ``values`` written out and the others left. No value can add a place."""
+    """The template with the places in ``values`` filled in and the others left. No value can add a place."""
     pieces: list[str] = []
     for literal, place in parse(template):
         pieces.append(escape(literal))
@@ -120,7 +120,7 @@ def fill(template: str, values: Mapping[str, object]) -> str:
 
 
 def escape(text: str) -> str:
-    """Text as a template that renders to it."""
+    """Escape braces, so that the result is a template that renders to ``text``."""
     return text.replace("{", "{{").replace("}", "}}")
 
 

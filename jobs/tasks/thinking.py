@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from jobs.errors import TaskError
 from jobs.tasks.spec import REASONING, Task
 
-ON_TOKENS = 4096  # of `on`, where the context has room for twice as many
+ON_TOKENS = 4096  # for `on`; at most half of the context
 
 
 class ModelThinking(BaseModel):
@@ -22,9 +22,9 @@ class ModelThinking(BaseModel):
 
 
 def settled(task: Task, model: str, known: ModelThinking | None, context_tokens: int | None) -> Task:
-    """The task with ``thinking`` as the most tokens of it; "off" and None stand for none. ``known``: None where nobody asked the model.
+    """The task with ``thinking`` as a token limit; "off" and None stand for no thinking. ``known``: None where nobody asked the model.
 
-    Without a wish, a model that can answer without thinking does. Raises `TaskError` for what the model cannot.
+    Where the task does not say, the model answers without thinking if it can. Raises `TaskError` for what the model cannot do.
     """
     wish = task.thinking
     if known is not None:
@@ -52,7 +52,7 @@ def _check(task: Task, model: str, known: ModelThinking) -> None:
 
 
 def thinking_note(task: Task, model: str, asked: Task) -> str | None:
-    """A sentence where a model thinks unasked."""
+    """A note for the user where a model thinks although nobody asked it to; else None."""
     if asked.thinking is None and task.thinking_tokens:
         return f"{model} always thinks: up to {task.thinking_tokens:,} tokens before each answer, in column {REASONING}."
     return None

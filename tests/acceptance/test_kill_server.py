@@ -21,7 +21,7 @@ CONFIG = Path(__file__).parent / "slow.yaml"
 
 
 def telling(row: int) -> str:
-    """A text whose lead is long, and no other row's."""
+    """A text with a long lead that no other row has."""
     chance = random.Random(row)
     seen = ", ".join(f"{chance.choice(SEEN)} {chance.randrange(1000)}" for _ in range(24))
     return f"Row {row} saw {seen}. Nobody saw more. {' '.join(chance.choices(SEEN, k=20))}."

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(1800)]
 ROOT = Path(__file__).parents[2]
 PAGES = ("README.md", "docs/tutorial.md")
 _COMMAND = re.compile(r"^ {4,}((?:harvester|source|make|git|\.venv/bin/\w+) .*?)(?:\s{2,}#.*)?$", re.MULTILINE)
-# What runs elsewhere, and where.
+# Commands that this test leaves out, and why or where they run.
 ELSEWHERE = {
     "git clone <this repository> harvester && cd harvester": "it names no address",
     "make setup": "its folder is the one that these tests run in",
@@ -39,7 +39,7 @@ def clone(tmp_path: Path) -> Iterator[Path]:
 
 
 def environment(clone: Path) -> dict[str, str]:
-    """A state folder of the test's own, so that no other server is taken for the one meant."""
+    """The environment, with a state folder of the test's own: commands must not find another server."""
     return {name: value for name, value in os.environ.items() if not name.startswith("HARVESTER_")} | {
         "HARVESTER_STATE": str(clone / "state")
     }

@@ -1,4 +1,4 @@
-"""Scenario ``ceiling``: no system exceeds the bound whose every gap keeps it, and what the scenario writes down."""
+"""Scenario ``ceiling``: no system exceeds the bound for its own longest gap, and what the scenario writes down."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from harvester.policy.model.load import StepLoad
 from harvester.sim.trace import Fixed
 
 SECONDS = 20.0
-EDGE = 1.03  # a step over the window's end, and requests that are no fluid
+EDGE = 1.03  # allows for a step that crosses the window's end, and for requests, which are no fluid as in the bound
 
 
 def tiny(times_s: list[float], chat: tuple[int, int], row: tuple[int, int], slots: int, kv_tokens: int) -> Case:
@@ -87,7 +87,7 @@ def test_chat_counts_with_what_of_it_lies_in_the_window() -> None:
     chat, room = [Arrival(0.0, 100, 3), Arrival(60.0, 200, 3)], Room(cpu_s, 8, 65_536, 0.5)
     halves = [best(room, chat, [(100, 2)], 1.0, window) for window in ((0.0, 50.0), (50.0, 100.0))]
     assert [bound.tokens - bound.offline_tokens for bound in halves] == pytest.approx([102.0, 202.0])
-    cut = best(room, chat, [(100, 2)], 1.0, (0.0, 60.001))  # at any pace of the second one's decodes none is over yet
+    cut = best(room, chat, [(100, 2)], 1.0, (0.0, 60.001))  # none of the second one's decodes is over yet, whatever their pace
     assert cut.tokens - cut.offline_tokens == pytest.approx(302.0, abs=1.0)
 
 

@@ -16,12 +16,12 @@ from bench.harness.engine.tally import Tally
 from bench.harness.knobs import QUICK, Knobs, knobs
 from bench.harness.measure.counters import Counters, total
 from bench.harness.measure.latency import Online, Slo
+from bench.harness.measure.peer import PeerRun, best_peer
 from bench.harness.measure.rounds import rounds_of
 from bench.harness.measure.stretch import Span, Stretch, summary_of
 from bench.harness.measure.work import Work, work_between
 from bench.harness.models import SHAPE
 from bench.harness.options import Options
-from bench.harness.measure.peer import PeerRun, best_peer
 from bench.harness.sweep import best_priority, settings, sweep_line
 from bench.harness.weights import tensor_shapes
 from bench.scenarios.catalog import SCENARIOS

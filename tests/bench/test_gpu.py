@@ -44,7 +44,7 @@ def bench(tmp_path: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def check(parts: dict[str, Any]) -> None:
-    """Of the parts that were run."""
+    """Check the parts that were run."""
     if versions := parts.get("versions"):
         assert versions["summary"]["executor"] == "mp"
     if identity := parts.get("identity"):

@@ -153,7 +153,7 @@ def test_an_engine_is_measured_with_the_lengths_of_the_load() -> None:
 
 
 def chats(ends_s: list[float | None]) -> Stretch:
-    """Steps each second; chats that ended then, or were given up."""
+    """A stretch with a step each second, and chats that ended at these times or were given up (None)."""
     requests = [Online(0.0, 0.0, 9, [(0.5, 1)], end_s is not None, 20.0 if end_s is None else end_s) for end_s in ends_s]
     samples = [Counters(100.0 + at_s, 0, 0, 0, 0) for at_s in (0, 20)]
     steps = [Ran(101.0 + number, StepLoad.decode(9), 1.0, False) for number in range(20)]

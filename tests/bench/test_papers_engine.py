@@ -27,7 +27,7 @@ SHARED = {name: system for name, system in SYSTEMS.items() if isinstance(system,
 
 
 def load_of(seed: int, knows: bool) -> columns.Requests:
-    """Requests of which a dozen fit, all there within two seconds."""
+    """Requests that all arrive within two seconds; a dozen fit at once."""
     generator = np.random.default_rng(seed)
     requests = columns.requests(COUNT)
     found = np.asarray(requests).view(np.recarray)
@@ -48,7 +48,7 @@ def compiled(system: System, requests: columns.Requests) -> Steps:
 
 
 def planned(system: System, requests: columns.Requests, monkeypatch: pytest.MonkeyPatch) -> Steps:
-    """By the brain, which holds every request as an offline row."""
+    """The brain's steps; it holds every request as an offline row."""
     steps = recorded_steps(monkeypatch)
     rules = rules_of(SETTING, **system.rules(SETTING, DATASET))
 

@@ -23,7 +23,7 @@ CHAT = [Arrival(0.0, 160, 32)]
 
 
 def ran(noise: float, count: int = 600, slow: range = range(0), factor: float = 1.0) -> list[Ran]:
-    """Steps of a machine; ``slow``: those that something else made ``factor`` times as long."""
+    """Steps of a machine; ``slow``: steps that other work made ``factor`` times as long."""
     found = steps(CPU, count, noise, seed=4, pace=lambda step: factor if step in slow else 1.0)
     return [Ran(float(number), load, seconds, False) for number, (load, seconds) in enumerate(found)]
 
@@ -85,7 +85,7 @@ def test_the_capacity_is_the_rate_at_which_an_engine_that_is_full_answers() -> N
 
 @pytest.mark.parametrize("slow", [range(2), range(22, 24)], ids=["at first", "at last"])
 def test_a_machine_that_is_five_times_slower_for_a_third_of_the_time_moves_the_pieces_and_not_the_median(slow: range) -> None:
-    """All answers over all seconds would tell three quarters of the truth."""
+    """All answers divided by all seconds would give three quarters of the true capacity."""
     full, disturbed = saturated(24), saturated(24, slow=slow)
     quiet = capacity_of(full).requests_per_s(CHAT)
     found = capacity_of(disturbed)

@@ -60,7 +60,7 @@ def test_a_span_has_only_what_came_after_its_begin() -> None:
 def a_round(
     latency_s: float = 1.0, lost: int = 0, ttft_s: float = 0.1, answer: int = 5, copies_s: float = 0.0, offline: int = 5000
 ) -> Round:
-    """Of 10 s and 10,000 tokens; a step that was ended early had computed 100 of those that were computed again, which took 1 ms each."""
+    """A round of 10 s and 10,000 tokens. Recomputed tokens took 1 ms each; 100 of them were in a step that ended early."""
     done = dict.fromkeys((*COUNTERS, "resume_s", "stored_bytes", "store_s", "loaded_bytes", "load_s"), 0.0)
     seen = Seen([ttft_s] * 50, [0.01] * 50, 50, {"1": [4, answer]}, [(latency_s, 10)])
     work = Work(100, 10_000, lost + 100, offline, 0.001 * (lost + 100))

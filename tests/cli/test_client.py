@@ -1,4 +1,4 @@
-"""The client, where the connection under a request is closed, and how it shows whose it is."""
+"""The client: what it does when a connection closes under a request, and how it signs a submission."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ TEXTS = ["one fish", "two fish", "red fish"]
 
 @pytest.fixture
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[JobsServer]:
-    """Its state folder has, by its own word, a path that this machine does not know."""
+    """A server that reports a state folder at a path that this machine does not know."""
     monkeypatch.delenv("HARVESTER_STATE")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "own"))
     with serving(tmp_path / "there" / "state", told_state=Path("/srv/harvester-of-another-machine")) as server:

@@ -99,7 +99,7 @@ def test_without_an_engine_serve_says_what_to_install(cli, monkeypatch):
 
 
 def _first_line(process: subprocess.Popen[bytes]) -> None:
-    """Which it prints when it is there."""
+    """Wait for the line that the process prints once it runs."""
     assert process.stdout is not None
     process.stdout.readline()
 

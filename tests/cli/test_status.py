@@ -106,7 +106,7 @@ def test_a_job_that_was_ended_is_followed_until_what_it_has_done_is_published():
 
     class Stopped(Client):
         def __init__(self) -> None:
-            """It asks nobody."""
+            """It needs no server."""
 
         def job(self, job_id: str):
             return stands.pop(0)

@@ -21,7 +21,7 @@ HARVESTER = [sys.executable, "-m", "harvester"]
 
 
 class Several:
-    """Views of two jobs, told by id; the last one of each for ever."""
+    """Serves the views of two jobs by id, one after the other; the last one stays."""
 
     def __init__(self) -> None:
         self.views = {

@@ -24,7 +24,7 @@ WRONG = [*RIGHT, {"part": "signals", "ok": False, "said": "0 of 60 steps asked t
 
 @pytest.fixture
 def engines(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Stands for the engines; holds what ``verify`` was asked for, and what it shall find as its first item."""
+    """A fake `verify`. The first item of the list is what it returns; behind it is what it was called with."""
     asked: list[Any] = [{"ok": True, "parts": RIGHT, "seconds": 101.2, "model": "tiny"}]
     module = ModuleType("harvester.engine.verify.whole")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from connectors.credentials import masked, places, put_back, taken_out, without_login
+from connectors.credentials import extract_credentials, fill_in, masked, placeholders, without_login
 from connectors.errors import SourceError
 
 
@@ -26,11 +26,11 @@ from connectors.errors import SourceError
     ],
 )
 def test_a_credential_is_taken_out_and_put_back(uri: str, shown: str) -> None:
-    found, values = taken_out(uri)
+    found, values = extract_credentials(uri)
     assert found == shown
-    assert put_back(found, values) == uri
+    assert fill_in(found, values) == uri
     assert all(value not in found and value not in masked(f"cannot read {uri}: no") for value in values.values() if len(value) > 1)
-    assert taken_out(found) == (found, {})
+    assert extract_credentials(found) == (found, {})
 
 
 @pytest.mark.parametrize(
@@ -49,21 +49,21 @@ def test_a_credential_is_taken_out_and_put_back(uri: str, shown: str) -> None:
     ],
 )
 def test_what_is_none_stays(uri: str) -> None:
-    assert taken_out(uri) == (uri, {})
+    assert extract_credentials(uri) == (uri, {})
 
 
 def test_a_name_that_is_there_already_is_not_given_again() -> None:
-    assert taken_out("https://bob:a@h/x?token=${login}", reserved=["login"]) == (
+    assert extract_credentials("https://bob:a@h/x?token=${login}", reserved=["login"]) == (
         "https://${login_2}@h/x?token=${login}",
         {"login_2": "bob:a"},
     )
 
 
 def test_places_are_those_of_addresses() -> None:
-    assert places("postgres://${a}@h/${b}") == ["a", "b"]
-    assert places("/data/${a}") == []
+    assert placeholders("postgres://${a}@h/${b}") == ["a", "b"]
+    assert placeholders("/data/${a}") == []
     with pytest.raises(SourceError, match="wants the secret b, which is not there"):
-        put_back("postgres://${a}@h/${b}", {"a": "1"})
+        fill_in("postgres://${a}@h/${b}", {"a": "1"})
 
 
 def test_an_address_without_its_user() -> None:

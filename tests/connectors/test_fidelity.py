@@ -1,4 +1,4 @@
-"""Rows that came out as other ones, or not at all, though nothing was said: each source or frame as a user may have it."""
+"""Sources and frames, as users have them, whose rows were once changed or lost without an error."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def read(path: Path, **chosen: Any) -> list[dict[str, Any]]:
 
 
 def table_with_a_log(root: Path) -> None:
-    """As a Delta table lies there: a file that its log has given up is among its files."""
+    """A folder like a Delta table; among its files is one that the table's log has dropped."""
     (root / "events" / "_delta_log").mkdir(parents=True)
     (root / "events" / "_delta_log" / "00000000000000000000.json").write_text("{}")
     for name in ("old", "new"):

@@ -49,7 +49,7 @@ def test_columns_are_matched_by_name_not_by_place(tmp_path: Path) -> None:
 
 
 def test_views_are_read_as_the_types_that_they_are_views_of(tmp_path: Path) -> None:
-    """As polars writes them; Arrow takes no rows of a table of views."""
+    """Polars writes such columns; Arrow's `take` does not support a table of views."""
     lists = pa.array([["x"], []], pa.list_(pa.string_view()))
     write(tmp_path / "a.parquet", text=pa.array(["a", "b"], pa.string_view()), raw=pa.array([b"1", None], pa.binary_view()), tags=lists)
     write(tmp_path / "b.parquet", text=["c"], raw=[b"2"], tags=[["y"]])

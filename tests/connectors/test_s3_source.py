@@ -18,7 +18,7 @@ from tests.s3_server import s3_server
 
 @pytest.fixture(scope="module")
 def options() -> Iterator[str]:
-    """The end of an address that leads to the server."""
+    """The query string that makes an address lead to the server."""
     with s3_server() as server:
         yield server.options
 

@@ -244,7 +244,7 @@ def test_two_jobs_may_share_a_table_and_a_schema_may_be_named(sink: PartsSink, t
 
 
 def test_a_new_database_has_its_name_when_it_is_whole(sink: PartsSink, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """DuckDB takes a file whose maker was killed halfway for none of its own."""
+    """DuckDB does not recognize a file whose creator was killed halfway."""
     path, link, seen = tmp_path / "new.duckdb", os.link, []
 
     def linked(new: Path, name: Path) -> None:

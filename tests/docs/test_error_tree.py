@@ -30,7 +30,7 @@ def drawn() -> dict[str, tuple[str | None, int | None]]:
 
 
 def classes(root: type[HarvesterError] = HarvesterError) -> list[type[HarvesterError]]:
-    """Of the product: a test may derive its own."""
+    """The product's error classes; a test may derive its own."""
     own = [root] if root.__module__ in ("connectors.errors", "jobs.errors", "harvester.errors") else []
     return own + [kind for child in root.__subclasses__() for kind in classes(child)]
 

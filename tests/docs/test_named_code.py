@@ -12,23 +12,23 @@ import pytest
 ROOT = Path(__file__).parents[2]
 NOTES = (ROOT / "docs" / "structures.md", *sorted((ROOT / "docs" / "design").glob("*.md")))
 TOPS = ("harvester", "jobs", "connectors", "bench", "tools", "tests")
-ROOMS = ("api", "cli", "engine", "policy", "serve", "sim")  # of harvester, whose name is left out
+ROOMS = ("api", "cli", "engine", "policy", "serve", "sim")  # packages in harvester, which the notes name without that prefix
 _PATH = re.compile(r"`([a-z_]\w*(?:\.\w+)+)(?:\(\))?`")
 _FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 _SUPERSEDED = re.compile(r"^Status: superseded", re.MULTILINE)
 _FILES = ("py", "md", "json", "sql", "yaml", "in", "log", "toml")
-KEYS = ("jobs.retention_days", "engine.api_key")  # of the configuration, whose sections are called as rooms are
+KEYS = ("jobs.retention_days", "engine.api_key")  # keys of the configuration, in sections that are named like packages
 
 
 def named_in(text: str) -> list[str]:
-    """Dotted names below a room of ours, in the order of the text; not those of files, of keys or of other packages."""
+    """Dotted names in our packages, in the order of the text, without files, configuration keys and other packages."""
     found = dict.fromkeys(_PATH.findall(_FENCED.sub("", text)))
     ours = [name for name in found if name.split(".")[0] in (*TOPS, *ROOMS) and name not in KEYS]
     return [name for name in ours if name.rsplit(".", 1)[1] not in _FILES]
 
 
 def is_in_code(name: str) -> bool:
-    """Whether a module is called so, or holds what the rest of the name says."""
+    """Whether ``name`` is a module, or a module followed by a name that it holds."""
     parts = name.split(".")
     if parts[0] in ROOMS:
         parts = ["harvester", *parts]

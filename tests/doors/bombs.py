@@ -17,7 +17,7 @@ GROWTH_BYTES = 1 << 30  # of address space, beyond that of the program once it h
 
 
 def zeros(count: int, each_bytes: int) -> pa.Array:
-    """Of a length that is never written to: the kernel's own page of zeros."""
+    """An array of ``count`` values of zeros. The memory is never written to, so it is the kernel's own page of zeros."""
     offsets = pa.array([each_bytes * number for number in range(count + 1)], pa.int32())
     return pa.Array.from_buffers(pa.binary(), count, [None, offsets.buffers()[1], pa.py_buffer(bytes(count * each_bytes))])
 
@@ -43,7 +43,7 @@ def long_list(path: Path) -> None:
 
 
 def many_rows(path: Path) -> None:
-    """134 million rows of nothing, in kilobytes: what the footer claims is true, and no job."""
+    """134 million null rows in some kilobytes. The footer is true, but no job can be made of it."""
     with pq.ParquetWriter(path, pa.schema([("text", pa.null())])) as writer:
         group = pa.table({"text": pa.nulls(1 << 24)})
         for _ in range(8):
@@ -51,7 +51,7 @@ def many_rows(path: Path) -> None:
 
 
 def lying_footer(path: Path) -> None:
-    """Ten rows; the footer says 2^30 - 1, in the row group and in the file."""
+    """77 rows; the footer says 2^30 - 1, in the row group and in the file."""
     pq.write_table(pa.table({"text": [f"row {number}" for number in range(77)]}), path, compression="none", use_dictionary=False)
     raw = path.read_bytes()
     (length,) = [int.from_bytes(raw[-8:-4], "little")]

@@ -82,7 +82,7 @@ async def serving(root: Path, limits: PoolLimits):
 
 
 async def attack(send: Send, count: int, at_once: int, name: str) -> Counter[int]:
-    """Send them ``at_once`` at a time. How many got which status."""
+    """Send ``count`` hostile queries, ``at_once`` at a time. Returns how many got each status."""
     left, statuses = hostile(count), Counter[int]()
 
     async def one() -> None:

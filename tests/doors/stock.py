@@ -10,7 +10,7 @@ from typing import Any, get_args
 from fastapi import FastAPI
 from starlette.routing import Mount, Route, WebSocketRoute
 
-# Each adds routes that a server may have: what control of the engine, adapters and profiles need.
+# Each adds routes that a server may have: for control of the engine, for adapters, for profiles.
 SWITCHES = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "VLLM_TORCH_PROFILER_DIR": "profiles"}
 
 

@@ -20,7 +20,7 @@ def opened(path: Path) -> dict[str, Any]:
     environment = {
         **os.environ,
         "ARROW_DEFAULT_MEMORY_POOL": "system",
-    }  # its own reserves 1 GiB of addresses at once, which it does not use
+    }  # Arrow's own pool reserves 1 GiB of addresses at once, which it does not use
     command = [sys.executable, "-m", "tests.doors.bombs", str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr[-2000:]

@@ -95,9 +95,9 @@ def test_names_that_nothing_is_known_against_are_forgotten(clock: ManualClock) -
 
 
 def test_a_key_gets_its_rate_once_from_all_replicas_together(tmp_path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two replicas as they are made, asked in turns for ten minutes: a minute's worth that was saved, and ten more, not twice that."""
+    """Two replicas, asked in turns for ten minutes, let through one saved minute's worth and ten more, not twice that."""
     config = parse_config({"replicas": 2, "access": {"limits": {"requests_per_minute": 60, "tokens_per_minute": 600}}}, "test")
-    monkeypatch.setattr("harvester.serve.access.gate.Meter", lambda quotas: None)  # whose metrics a process has once
+    monkeypatch.setattr("harvester.serve.access.gate.Meter", lambda quotas: None)  # a process can register its metrics only once
     monkeypatch.setattr("harvester.serve.access.gate.time.monotonic", clock)
     replicas = [gate_of(config, tmp_path / "keys.json", config.replicas.max) for _ in range(config.replicas.max)]
     ann, passed = replicas[0].nobody, 0

@@ -21,7 +21,7 @@ OTHER_USER = 65534
 
 @pytest.fixture(autouse=True)
 def _umask() -> Iterator[None]:
-    """The command sets that of its process, which is that of the tests here."""
+    """The command sets the umask of its process, which here is the one that the tests run in."""
     before = os.umask(0o022)
     yield
     os.umask(before)
@@ -90,7 +90,7 @@ def test_a_copy_of_results_is_not_made_of_a_damaged_part(state: StateFolder, tmp
 
 @pytest.mark.parametrize(("first", "rows"), [("ledger", 2 * SLICE_ROWS), ("jobs", 0)])
 async def test_a_copy_that_was_made_while_a_server_worked_is_made_to_agree_with_its_parts(tmp_path: Path, first: str, rows: int) -> None:
-    """The first half of it from before the work, the other from after it."""
+    """One half of the copy is from before the work, the other from after it."""
     clock, folder, copy = ManualClock(), StateFolder(tmp_path / "state"), StateFolder(tmp_path / "copy")
     folder.prepare()
     ledger = opened(folder.ledger, folder, clock)

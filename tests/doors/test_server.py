@@ -71,12 +71,12 @@ def test_without_a_key_only_health_and_the_pages_files_answer(server: RealServer
         elif answer.status_code == 404:
             assert needed == SHUT, route
     assert failed == set()
-    asleep = "GET /api/asleep/{path:path}"  # the first three of a model without replicas; of this server 404
+    asleep = "GET /api/asleep/{path:path}"  # answers the first three for a model without replicas; 404 on this server
     assert opened == {"GET /", "GET /health", "GET /ping", "GET /api/page/{name}", asleep}
 
 
 def test_every_route_that_the_documents_name_is_listed(server: RealServer) -> None:
-    """Of the running applications, as they describe themselves; vLLM's with its controls of development."""
+    """The documents are those of the running applications; vLLM's has its development routes too."""
     unlisted = []
     listed = {route.replace(":path}", "}") for route in ALL}  # a document names a parameter, and not how it is matched
     for prefix, document in (

@@ -19,7 +19,7 @@ from harvester.serve.access.gate import Gate
 from harvester.serve.access.routes import CHAT, RouteTable
 from harvester.serve.access.wall import guard
 
-TABLE = RouteTable({"POST /say": CHAT, "POST /upload": CHAT, "POST /ask": CHAT}, asked=("POST /ask",), streamed=("POST /upload",))
+TABLE = RouteTable({"POST /say": CHAT, "POST /upload": CHAT, "POST /ask": CHAT}, model_requests=("POST /ask",), streamed=("POST /upload",))
 QUICK = Pace(grace_s=0.3, bytes_per_s=1 << 20)
 
 
@@ -36,7 +36,7 @@ def application(pace: Pace) -> FastAPI:
 
 @pytest.fixture
 async def port() -> AsyncIterator[int]:
-    """Of a real server that is as impatient as `QUICK`."""
+    """The port of a real server that is as impatient as `QUICK`."""
     listener = socket.create_server(("127.0.0.1", 0))
     server = uvicorn.Server(uvicorn.Config(application(QUICK), log_level="critical"))
     serving = asyncio.create_task(server.serve([listener]))  # the listener takes connections from now on

@@ -42,7 +42,7 @@ class Output:
 
 
 def outputs(*tokens: Sequence[int]) -> list[Output]:
-    """Each of a prompt of 3 tokens, with choices of so many tokens."""
+    """Outputs for a prompt of 3 tokens; the choices of each have these numbers of tokens."""
     return [Output([1, 2, 3], [Choice(list(range(count))) for count in counts]) for counts in tokens]
 
 
@@ -56,7 +56,7 @@ def ann(**limits: int) -> Identity:
 
 
 class Book:
-    """The ledger's part, which may be away."""
+    """Stands in for the ledger, which may be away."""
 
     def __init__(self) -> None:
         self.heard: list[Spent] = []

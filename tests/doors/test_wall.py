@@ -31,7 +31,7 @@ from tests.doors.stock import routes_of
 
 TABLE = RouteTable(
     {"GET /": OPEN, "GET /any": ANY, "POST /say": CHAT, "GET /shut": SHUT, "GET /jobs/{job_id}": ANY, "POST /busy": ANY},
-    asked=("POST /say",),
+    model_requests=("POST /say",),
 )
 KEYS = ("chatter", "batcher", "watcher", "boss")
 

@@ -93,7 +93,7 @@ async def run(given: argparse.Namespace) -> dict[str, Any]:
         await asyncio.sleep(0.5)
         after = await answer(
             host.llm, "last", prompts(1)[0], online=False, guided=True, tokens=given.tokens
-        )  # its steps take in the ends of the last copies
+        )  # its steps collect the results of the last copies
         await asyncio.sleep(0.5)
     finally:
         host.close()

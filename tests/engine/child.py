@@ -24,7 +24,7 @@ TWO_RANKS = {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}
 
 @dataclass(frozen=True, slots=True)
 class Mode:
-    """Of an engine. ``depth``: steps in flight at once; ``words``: more of the command line; ``runner_v2``: vLLM's Model Runner V2."""
+    """Mode of an engine. ``depth``: steps in flight at once; ``words``: more of the command line; ``runner_v2``: vLLM's Model Runner V2."""
 
     engine: dict[str, Any] = field(default_factory=dict)
     depth: int = 1

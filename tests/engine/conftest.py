@@ -1,4 +1,4 @@
-"""vLLM, imported once for the tests of this room, the embedded model, and a core for the engines of each test process."""
+"""vLLM, imported once for the tests of this folder, the embedded model, and a core for the engines of each test process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MODULES = (
 
 @pytest.fixture(scope="session", autouse=True)
 def _vllm() -> None:
-    """What these modules warn of on import is not ours to mend; a test that imports one of them first would fail by it."""
+    """Import these modules once without warnings, which are not ours to mend; a test that imports one first would fail by them."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for module in MODULES:
@@ -34,13 +34,13 @@ def _vllm() -> None:
 
 @pytest.fixture(autouse=True)
 def _logs() -> None:
-    """A library under vLLM's routes sets the root logger to ERROR where a test before has imported them."""
+    """Reset the root logger: a library under vLLM's routes sets it to ERROR when a test imports them."""
     logging.getLogger().setLevel(logging.WARNING)
 
 
 @pytest.fixture(autouse=True)
 def _method() -> None:
-    """Whoever makes a configuration for a CPU has vLLM spawn all processes from then on."""
+    """Undo what making a configuration for a CPU leaves behind: vLLM would spawn all processes from then on."""
     os.environ.pop("VLLM_WORKER_MULTIPROC_METHOD", None)
 
 
@@ -54,7 +54,7 @@ def model() -> Path:
 
 @pytest.fixture(scope="session", autouse=True)
 def _core(worker_id: str) -> None:
-    """Where several processes test at once, the engines of each compute on a core of its own: vLLM would bind those of all to the first."""
+    """With several test processes, give the engines of each a core of its own: vLLM would bind those of all to the first."""
     if worker_id.startswith("gw"):
         cores = sorted(os.sched_getaffinity(0))
         os.environ["VLLM_CPU_OMP_THREADS_BIND"] = str(cores[int(worker_id.removeprefix("gw")) % len(cores)])

@@ -8,12 +8,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from harvester.engine.processes.in_subprocess import apart
+from harvester.engine.processes.in_subprocess import run_in_process
 
 
 def run(module: str, words: Sequence[str], log: Path, environment: Mapping[str, str] | None = None) -> None:
     """As ``python -m tests.engine.{module} {words}`` with more of the ``environment``. Fails with the end of its ``log``."""
-    code = apart(_as_main, f"tests.engine.{module}", list(words), dict(environment or {}), log=log)
+    code = run_in_process(_as_main, f"tests.engine.{module}", list(words), dict(environment or {}), log=log)
     assert code == 0, log.read_text("utf-8", "replace")[-3000:]
 
 

@@ -87,7 +87,7 @@ def plain(folder: Path) -> Path:
 
 
 def seeing(folder: Path) -> Path:
-    """BLIP-2 over OPT: an image becomes 8 tokens before the prompt. Of the kinds that see, it needs no torchvision."""
+    """BLIP-2 over OPT: an image becomes 8 tokens before the prompt. Among vision models, one that needs no torchvision."""
     import torch
     from transformers import AutoTokenizer, Blip2Config, Blip2ForConditionalGeneration, Blip2Processor, Blip2QFormerConfig, OPTConfig
     from transformers.models.blip.image_processing_pil_blip import BlipImageProcessorPil

@@ -22,7 +22,7 @@ class Source:
 
 
 def descendants(root: str) -> dict[str, Source]:
-    """All classes below ``root`` (``module:Class``), with it."""
+    """``root`` (``module:Class``) and all classes below it."""
     found = _families(root.partition(":")[2])
     below: dict[str, Source] = {}
     for name in found:
@@ -45,7 +45,7 @@ def _package() -> Path:
 
 
 def _families(root: str) -> dict[str, tuple[tuple[str, ...], frozenset[str]]]:
-    """Bases and methods of each class whose name says that it may be below ``root``."""
+    """Bases and methods of each class that may be below ``root``, judged by class names alone."""
     package, texts = _package(), _texts()
     parents = {path: [(name, set(re.findall(r"\w+", bases))) for name, bases in CLASS.findall(text)] for path, text in texts.items()}
     names = {root}
@@ -82,7 +82,7 @@ def _classes(path: Path, package: Path, text: str) -> dict[str, tuple[tuple[str,
 
 
 def _ancestry(name: str, classes: dict[str, tuple[tuple[str, ...], frozenset[str]]]) -> tuple[str, ...]:
-    """Breadth first; a class imported from a package that passes it on is found by its name."""
+    """The class and its ancestors, breadth first. A class that is imported from a package that re-exports it is found by its name."""
     order: list[str] = []
     waiting = [name]
     while waiting:

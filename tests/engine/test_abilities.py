@@ -57,7 +57,7 @@ def configured(model: Path, shared: Path, checkpoint: dict[str, Any] | None = No
 
 
 def off(vllm_config: Any) -> bool:
-    """Whether workers and scheduler agree that no step ends early."""
+    """Whether no step ends early; workers and scheduler must agree on it."""
     ours = vllm_config.additional_config
     told = ours["harvester"]["schedule"]["safepoints"] == "off"
     assert told == ("harvester_safepoints" not in ours)

@@ -9,7 +9,7 @@ import pytest
 
 from bench.harness.models import small_model
 from bench.scenarios.admission.real import Round, Row, run_engine
-from harvester.engine.processes.in_subprocess import apart
+from harvester.engine.processes.in_subprocess import run_in_process
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,7 +36,7 @@ def answered(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Round]
         if admission not in found:
             folder = tmp_path_factory.mktemp(admission)
             model = str(small_model(folder / "models"))
-            found[admission] = apart(run_engine, admission, model, folder, KV_MIB, rows(), 0.0, None, log=folder / "log.txt")
+            found[admission] = run_in_process(run_engine, admission, model, folder, KV_MIB, rows(), 0.0, None, log=folder / "log.txt")
         return found[admission]
 
     return once

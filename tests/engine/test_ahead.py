@@ -29,7 +29,7 @@ def row(request: Held, shift_s: float) -> Running:
 
 
 def with_prompts(request: Held, shift_s: float) -> Running:
-    """Those whose name says so are online prompts, due when they are looked at."""
+    """A request named ``prompt...`` is an online prompt, due when it is looked at; the others are rows."""
     if request.request_id.startswith("prompt"):
         return Running(request.request_id, False, request.context, 2, 0, 1, 32, decoding=False, due_s=shift_s)
     return row(request, shift_s)

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from harvester.engine.processes.in_subprocess import apart
+from harvester.engine.processes.in_subprocess import run_in_process
 from harvester.errors import EngineError, UsageError
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
@@ -22,7 +22,7 @@ PATIENCE_S = 240.0  # a fork server imports vLLM first
 SCRIPT = """
 import os, sys, time
 from pathlib import Path
-from harvester.engine.processes.in_subprocess import apart
+from harvester.engine.processes.in_subprocess import run_in_process
 
 def work(folder):
     (folder / "pid").write_text(str(os.getpid()))
@@ -35,7 +35,7 @@ def work(folder):
 if __name__ == "__main__":
     import signal
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    apart(work, Path(sys.argv[1]))
+    run_in_process(work, Path(sys.argv[1]))
 """
 
 
@@ -44,14 +44,14 @@ def fails(word: str) -> None:
 
 
 def test_it_gives_what_the_function_gives_from_another_process() -> None:
-    assert apart(os.getpid) != os.getpid()
+    assert run_in_process(os.getpid) != os.getpid()
     with pytest.raises(UsageError, match="bad"):
-        apart(fails, "bad")
+        run_in_process(fails, "bad")
 
 
 def test_a_process_that_dies_by_itself_is_an_error() -> None:
     with pytest.raises(EngineError, match="exit code 7"):
-        apart(os._exit, 7)
+        run_in_process(os._exit, 7)
 
 
 @pytest.mark.parametrize("tell", [os.kill, os.killpg], ids=["the first alone", "both, as a terminal does"])

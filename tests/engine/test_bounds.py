@@ -1,4 +1,4 @@
-"""What vLLM bounds beside tokens and KV, where requests are paused and steps are cut: adapters, images, and blocks of who is gone."""
+"""What vLLM limits besides tokens and KV, where requests are paused and steps are cut: adapters, images, blocks of ended requests."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_an_image_that_the_model_sees_whole_is_computed_in_one_step(whole: bool)
 
 
 def answer_by_grammar(drive: Drive, name: str) -> Any:
-    """A chat whose grammar is ready once it is put into what this returns."""
+    """Enter a chat that waits for its grammar; it is ready once ``grammar`` of the returned object is set."""
     asked: Any = SimpleNamespace(grammar=None)
     chat = drive.made(name, 40, 5, offline=False)
     chat.status, chat.structured_output_request = RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR, asked
@@ -209,7 +209,7 @@ def test_who_loses_kv_in_the_middle_of_a_step_leaves_no_block_that_nobody_wrote(
     sections = {"share": {"reserved_slots": 0, "reserved_kv": 0.0}, "schedule": {"reserve": "fixed"}}
     drive = Drive(embedded_model(), HarvestScheduler, 80, 8, tokens, sections, model_tokens=512, step_tokens=162)
     scheduler, pool = drive.scheduler, drive.scheduler.kv_cache_manager.block_pool
-    prefix = list(range(4 * tokens))  # of two rows: who of them goes gives less back than it holds
+    prefix = list(range(4 * tokens))  # shared by two rows: either frees fewer blocks than it holds
     for name, own, at_s in (("C", 500, 1.0), ("V", 600, 2.0)):
         asked = prefix + [own + number for number in range(14 if name == "C" else 10)]
         drive.enter(drive.asked(name, asked, 100, offline=True, arrived_s=at_s, job="y"))
@@ -217,7 +217,7 @@ def test_who_loses_kv_in_the_middle_of_a_step_leaves_no_block_that_nobody_wrote(
     late = drive.asked("A", [1000 + number for number in range(12 * tokens)], 100, offline=True, arrived_s=3.0, job="x")
     drive.enter(late)
     drive.step()
-    scheduler.running.sort(key=lambda request: "ACV".index(request.request_id))  # of another job: admitted first though it came last
+    scheduler.running.sort(key=lambda request: "ACV".index(request.request_id))  # A is of another job: admitted first though it came last
     scheduler._ahead.clear()
     held = pool.get_new_blocks(drive.free_blocks - 1)
     computed = late.num_computed_tokens

@@ -15,7 +15,7 @@ from tests.fakes.lagging_device import LaggingDevice
 
 pytestmark = pytest.mark.engine
 
-PATIENCE = 20  # times the requests that nearly always do
+PATIENCE = 20  # at most so many times the requests that nearly always suffice
 
 
 @pytest.fixture(scope="module")
@@ -46,10 +46,10 @@ def work_off(
     online_every: int = 6,
     enough: Mapping[str, int] = MappingProxyType({}),
 ) -> None:
-    """Requests, half of them with a prefix in common, some of them online, the others offline.
+    """Work off requests, half of them with a prefix in common, some of them online, the others offline.
 
-    More than ``requests`` until each event has happened ``enough``, of the names of `KvDrive.happened`. How often it happens in so many
-    requests is a matter of how fast the thread copies.
+    Adds more than ``requests`` until each event named in ``enough`` has happened that often by `KvDrive.happened`. How often an event
+    happens depends on how fast the thread copies.
     """
     rng = random.Random(1)
     shared = [rng.randrange(1000) for _ in range(max_tokens)]
@@ -163,7 +163,7 @@ def test_online_requests_swap_their_kv_by_turns_and_read_their_own(drive: Callab
 def test_a_chat_whose_first_token_is_late_finds_kv_though_nothing_was_copied_ahead(
     drive: Callable[..., KvDrive], monkeypatch: pytest.MonkeyPatch, wait_blocks: int
 ) -> None:
-    """Long answers hold all KV, and no step has slack for copies: those that make room are what the chat waits for."""
+    """Long answers hold all KV, and no step has slack for copies: the chat waits for the copies that make room."""
     from harvester.policy.kv import policy
 
     one = drive(30)

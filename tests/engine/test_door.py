@@ -70,7 +70,7 @@ def replica() -> Iterator[Replica]:
 
 
 async def test_requests_are_let_in_until_their_first_token_would_come_too_late(replica: Replica) -> None:
-    """A mean of 10 tokens takes 0.1 s. A burst is let in while each finds one of 16 slots. Later ones may expect half of the 2 s."""
+    """A mean of 10 tokens takes 0.1 s. A burst is let in while slots (16) are free; later requests only if half of the 2 s is enough."""
     refused = [bool(await replica.ask(prompt="x")) for _ in range(20)]
     assert refused == [False] * 16 + [True] * 4
     assert (replica.overload.refused, len(replica.reached)) == (4, 16)
@@ -78,7 +78,7 @@ async def test_requests_are_let_in_until_their_first_token_would_come_too_late(r
 
 def test_the_expected_first_token_waits_for_offline_steps_and_for_those_before_it(replica: Replica) -> None:
     replica.overload.sent(1, 10)
-    replica.overload.nobody_is_there()
+    replica.overload.reset_awaiting()
     idle_s = replica.overload.expected_s()
     assert idle_s == pytest.approx(0.1)
     replica.overload.sent(3, 10)
@@ -91,7 +91,7 @@ def test_the_expected_first_token_waits_for_offline_steps_and_for_those_before_i
 async def test_a_burst_that_finds_slots_is_refused_only_where_it_comes_far_too_late(replica: Replica) -> None:
     replica.overload.sent(13, 20)
     assert (await replica.ask(prompt="x"))[0]["status"] == 429, "2.6 s, of the 2 s that are promised"
-    replica.overload.nobody_is_there()
+    replica.overload.reset_awaiting()
     replica.overload.sent(10, 20)
     assert await replica.ask(prompt="x") == []
 
@@ -119,7 +119,7 @@ async def test_first_tokens_and_requests_that_end_without_one_make_room(replica:
     replica.shared.set(Count.CHATS_GONE, 99)
     assert await replica.ask(prompt="x") == []
     replica.overload.sent(500, 10)
-    replica.overload.nobody_is_there()
+    replica.overload.reset_awaiting()
     assert await replica.ask(prompt="x") == []
 
 
@@ -134,7 +134,7 @@ def test_a_prompt_of_token_ids_is_as_long_as_it_says(prompt: Any, tokens: int) -
 async def test_each_choice_counts_as_a_request_up_to_a_few(replica: Replica) -> None:
     refused = [bool(await replica.ask(prompt="x", n=4)) for _ in range(5)]
     assert refused == [False] * 4 + [True]
-    replica.overload.nobody_is_there()
+    replica.overload.reset_awaiting()
     assert await replica.ask(prompt="x", n=100) == []
     assert await replica.ask(prompt="x", n=12) == []
     assert await replica.ask(prompt="x", n=8) == [], "a burst of 12 choices that find slots"
@@ -144,19 +144,19 @@ async def test_one_request_for_a_hundred_choices_has_nobody_else_refused(replica
     """16 slots, and KV for no more than those: its hundred answers would keep all others out until they end."""
     replica.overload = Overload(replica.shared, Sizes(1000, 100, 16, 16, 1000, kv_tokens=16 * 50), replica.bound_s, lambda: replica.now_s)
     replica.overload.answered(40)
-    with replica.overload.entered(None, 128, 10, 2.0), replica.overload.running("many", 128) as chat, ExitStack() as others:
+    with replica.overload.admitted(None, 128, 10, 2.0), replica.overload.running("many", 128) as chat, ExitStack() as others:
         replica.overload.sent(chat, 10)
         for _ in range(12):
-            replica.overload.nobody_is_there()
-            others.enter_context(replica.overload.entered(None, 1, 10, 2.0))
+            replica.overload.reset_awaiting()
+            others.enter_context(replica.overload.admitted(None, 1, 10, 2.0))
         with pytest.raises(OverloadError):
-            others.enter_context(replica.overload.entered(None, 1, 10, 2.0))
+            others.enter_context(replica.overload.admitted(None, 1, 10, 2.0))
     assert chat == 4
 
 
 def test_the_first_choices_of_a_request_are_chat_whatever_its_prompts_are(replica: Replica) -> None:
     overload = replica.overload
-    with overload.entered(None, 7, 10, 2.0):
+    with overload.admitted(None, 7, 10, 2.0):
         with overload.running("a", 3) as first, overload.running("b", 3) as second, overload.running("c", 1) as third:
             assert (first, second, third) == (3, 1, 0)
             assert [overload.sends("a") for _ in range(3)] == [True, True, True]
@@ -169,14 +169,14 @@ def test_the_first_choices_of_a_request_are_chat_whatever_its_prompts_are(replic
 
 
 def test_choices_that_are_no_chat_are_no_queue_without_a_bound(replica: Replica) -> None:
-    with replica.overload.entered(None, 250, 10, 2.0):
+    with replica.overload.admitted(None, 250, 10, 2.0):
         replica.overload.sent(4, 10)
-        replica.overload.nobody_is_there()
+        replica.overload.reset_awaiting()
         with pytest.raises(OverloadError, match=r"^246 choices of other requests wait here; try again in [0-9]+ s$"):
-            replica.overload.entered(None, 30, 10, 2.0).__enter__()
-        with replica.overload.entered(None, 4, 10, 2.0):
+            replica.overload.admitted(None, 30, 10, 2.0).__enter__()
+        with replica.overload.admitted(None, 4, 10, 2.0):
             assert replica.overload.refused == 1
-    with replica.overload.entered(None, 300, 10, 2.0):
+    with replica.overload.admitted(None, 300, 10, 2.0):
         assert replica.overload.refused == 1, "alone, it would wait for ever"
 
 
@@ -200,7 +200,7 @@ async def test_where_a_tier_does_not_count_it_lets_nobody_past(replica: Replica,
 async def test_a_key_that_fills_the_time_leaves_half_of_it_to_others(replica: Replica) -> None:
     with ExitStack() as others:
         for key in [*["greedy"] * 13, "other"]:
-            others.enter_context(replica.overload.entered(key, 1, 10, 2.0))
+            others.enter_context(replica.overload.admitted(key, 1, 10, 2.0))
         replica.overload.sent(0, 10)
         assert (await replica.ask(key="greedy", prompt="x"))[0]["status"] == 429
         assert await replica.ask(key="other", prompt="x") == []
@@ -212,16 +212,16 @@ async def test_without_a_place_a_chat_waits_for_the_ends_of_others(replica: Repl
     replica.overload = Overload(replica.shared, Sizes(1000, 100, 16, 16, 1000, kv_tokens=1112), replica.bound_s, lambda: replica.now_s)
     replica.overload.answered(40)
     for _ in range(8):
-        with replica.overload.entered(None, 1, 10, 2.0):
+        with replica.overload.admitted(None, 1, 10, 2.0):
             replica.overload.sent(1, 10)
             replica.now_s += 8.0
-        replica.overload.nobody_is_there()
+        replica.overload.reset_awaiting()
     with ExitStack() as others:
         for _ in range(22):
-            others.enter_context(replica.overload.entered(None, 1, 10, 2.0))
+            others.enter_context(replica.overload.admitted(None, 1, 10, 2.0))
             replica.overload.sent(1, 10)
-            replica.overload.nobody_is_there()  # each has its first token at once
+            replica.overload.reset_awaiting()  # each has its first token at once
         with pytest.raises(OverloadError) as refused:
-            others.enter_context(replica.overload.entered(None, 1, 10, 2.0))
+            others.enter_context(replica.overload.admitted(None, 1, 10, 2.0))
     assert refused.value.retry_after_s == 1, "half a second after 1 s, which is half of what is promised"
     assert replica.overload.refused == 1

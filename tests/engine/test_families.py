@@ -54,7 +54,7 @@ def test_the_kinds_of_every_family_are_configurations_that_are_known(family: Fam
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
     from vllm.transformers_utils.config import _CONFIG_REGISTRY
 
-    # Of configurations that come with the model itself, as code: nobody but the model knows them.
+    # Kinds whose configuration is code that comes with the model: no library knows them.
     own = {"deepseek_v32", "deepseek_v4", "kimi_k2", "mimo", "step3p5"}
     assert set(family.kinds) <= {*CONFIG_MAPPING_NAMES, *_CONFIG_REGISTRY, *own}
 

@@ -38,7 +38,7 @@ def a_config(seqs: int) -> Any:
 
 
 def with_graphs(mode: str, seqs: int, sizes: list[int] | None = None) -> Any:
-    """As it is on a GPU: a CPU's has none."""
+    """A configuration with CUDA graphs as on a GPU; that of a CPU has none."""
     from vllm.config import CompilationMode, CUDAGraphMode
 
     config = a_config(seqs)
@@ -52,7 +52,7 @@ def with_graphs(mode: str, seqs: int, sizes: list[int] | None = None) -> Any:
 
 
 def first_runner(config: Any) -> Callable[[int, bool], tuple[str, int]]:
-    """How Model Runner V1 runs a step of so many tokens, that is one of decodes alone or not."""
+    """How Model Runner V1 runs a step, by its number of tokens and by whether all of them are decodes."""
     from vllm.v1.cudagraph_dispatcher import CudagraphDispatcher
 
     dispatcher = CudagraphDispatcher(config)
@@ -66,7 +66,7 @@ def first_runner(config: Any) -> Callable[[int, bool], tuple[str, int]]:
 
 
 def second_runner(config: Any) -> Callable[[int, bool], tuple[str, int]]:
-    """The same of V2. Its manager is made without a GPU to capture on."""
+    """The same for V2; its manager is made without a GPU to capture on."""
     from vllm.v1.worker.gpu.cudagraph_utils import CudaGraphManager
 
     manager = CudaGraphManager.__new__(CudaGraphManager)

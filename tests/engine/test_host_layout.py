@@ -34,7 +34,7 @@ def config() -> Any:
 
 def able(config: Any, *specs: Any) -> bool:
     groups = [KVCacheGroupSpec([f"layer{number}"], spec) for number, spec in enumerate(specs)]
-    return host_layout(config, KVCacheConfig(80, [], groups)).able
+    return host_layout(config, KVCacheConfig(80, [], groups)).supports_checkpoints
 
 
 def test_a_ring_beside_full_attention_has_none(config: Any) -> None:

@@ -17,7 +17,7 @@ SECONDS = 60.0  # of virtual time: some 200 chats
 
 
 class Run:
-    """What came of a run. ``errors``: of the time that the scheduler was told each step took, relative, sorted."""
+    """Results of a run. ``errors``: relative errors of the step times that the scheduler was told, sorted."""
 
     def __init__(self, engine: Any, learnt: list[tuple[int, float]], ended: int, detect_s: float) -> None:
         self.engine, self.ended, self.detect_s = engine, ended, detect_s
@@ -92,7 +92,7 @@ def test_each_step_is_given_its_own_time(run: Run) -> None:
 
 
 def test_a_step_ends_within_the_time_that_its_safepoints_are_laid_for(run: Run) -> None:
-    """Drained: two stretches between safepoints, each at most half of `preempt_detect_ms`."""
+    """The device drains two stretches between safepoints, each at most half of `preempt_detect_ms`."""
     assert 0.0 < run.detect_s < 0.010
 
 

@@ -75,10 +75,10 @@ def test_a_request_is_expected_to_be_as_long_as_those_before_it_and_never_longer
 
 
 def metrics(shared: SharedState) -> list[str]:
-    from harvester.engine.frontend.metrics import BoardMetrics
+    from harvester.engine.frontend.metrics import SharedStateMetrics
 
     registry = CollectorRegistry()
-    registry.register(BoardMetrics(shared))
+    registry.register(SharedStateMetrics(shared))
     return [line for line in generate_latest(registry).decode().splitlines() if line.startswith("harvester_predicted")]
 
 

@@ -119,7 +119,7 @@ def test_a_void_step_never_reaches_the_model_and_says_what_became_of_transfers(w
     assert worker.run(3, 1) == "sampled"
 
 
-@pytest.mark.parametrize("worker", [True], indirect=True, ids=["runner V2"])  # V1 tells as the forward pass is left
+@pytest.mark.parametrize("worker", [True], indirect=True, ids=["runner V2"])  # V1 reports its transfers as it leaves the forward pass
 def test_an_ended_step_tells_of_its_transfers_once(worker: Worker) -> None:
     answer = worker.run(1, 0, ends=True)
     assert worker.runner.kv_connector.calls == ["finish_forward", ("post_forward", {"gone"})]

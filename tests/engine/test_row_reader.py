@@ -1,4 +1,4 @@
-"""What vLLM's parser of a model that thinks is told of a row, and what it is believed."""
+"""What vLLM's reasoning parser is told of a row, and how far its answer is believed."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from jobs.usage import NONE_USED
 pytestmark = pytest.mark.engine
 
 END = 7  # the token of an end of thinking
-ASKED, OPENING = [1, 2, END, 3, 4], [3, 4]  # a row whose text has such a mark, and what the template puts behind it
+ASKED, OPENING = [1, 2, END, 3, 4], [3, 4]  # a row whose text has that token, and the tokens that the template puts behind it
 
 
 class Parser:
-    """As vLLM's: gpt-oss wraps what an answer is held to, and an end is looked for in the whole prompt."""
+    """Behaves as vLLM's parsers: gpt-oss's wraps structured outputs, and an end of thinking is looked for in the whole prompt."""
 
     reasoning_parser = object()
 

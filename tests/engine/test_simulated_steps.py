@@ -31,7 +31,7 @@ TTFT_S, TPOT_S = 0.4, 0.04
 
 @dataclass(frozen=True)
 class Load:
-    """``chat`` and ``rows``: how many of each. ``allowed``: times the tokens that a row will make, those that it may make."""
+    """``chat`` and ``rows``: how many of each. ``allowed``: how many times the tokens that a row makes it may make."""
 
     blocks: int
     chat: int

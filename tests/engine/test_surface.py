@@ -23,7 +23,7 @@ SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler"
 
 @pytest.fixture(scope="module")
 def known() -> Surface:
-    """As it is written down; all of it is there."""
+    """The surface as it is written down, with everything in place."""
     read = Surface.read()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -15,7 +15,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # vLLM's own
     from harvester.config import parse_config
     from harvester.engine.embedded import embedded_model
-    from harvester.engine.processes.in_subprocess import apart
+    from harvester.engine.processes.in_subprocess import run_in_process
     from harvester.engine.verify.subject import Subject
     from harvester.engine.verify.ties import compare
     from harvester.engine.verify.tokens import pressed_tokens, stock_tokens
@@ -48,8 +48,8 @@ def test_a_worker_that_spoils_kv_blocks_is_found_out() -> None:
     spoiled = Subject(
         parse_config({"engine": {"worker_cls": "tests.fakes.spoiling_worker.SpoilingWorker"}}, "test"), subject.model, True, True
     )
-    stock = apart(stock_tokens, subject)
-    pressed = apart(pressed_tokens, spoiled, stock.block_tokens, stock.longest_tokens)
+    stock = run_in_process(stock_tokens, subject)
+    pressed = run_in_process(pressed_tokens, spoiled, stock.block_tokens, stock.longest_tokens)
     turns = [compare(zip(turn, stock.tokens, strict=True), stock.tops, stock.tie) for turn in pressed.turns]
     verdict = tokens_verdict(turns, stock.tie, pressed)
     assert verdict.ok is False, verdict.said

@@ -36,7 +36,7 @@ MAX_TURN_S, MAX_S = 240.0, 600.0
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Of one turn, in requests and tokens of an answer. Short answers are the beginnings of long ones."""
+    """Size of one turn: numbers of requests, and tokens of an answer. Short answers are the beginnings of long ones."""
 
     offline: int
     online: int
@@ -102,7 +102,7 @@ async def run(engine: dict[str, Any], chaos: float, least: int, stock: bool, mod
     from harvester.engine.launch.arguments import engine_arguments
     from harvester.engine.shared.state import Count, SharedState
 
-    schedule = {"safepoints": "all", "preempt_detect_ms": 0.1}  # in every step, at every layer as far as their cost lets
+    schedule = {"safepoints": "all", "preempt_detect_ms": 0.1}  # in every step, at every layer as far as their cost allows
     config = parse_config({"engine": engine, "slo": {"ttft_slo_ms": 50.0}, "schedule": schedule}, "test")
     shared = SharedState.make()
     values = engine_arguments(config, str(model), model.name, cpu=on_cpu(), embedded=True, shared=shared.path)

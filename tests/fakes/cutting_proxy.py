@@ -28,7 +28,7 @@ class Proxy:
         return f"http://127.0.0.1:{self.port}"
 
     def cut(self, *cuts: tuple[str, int]) -> None:
-        """End the connections that are open and idle, and cut the next ones. Counts from zero again."""
+        """Close the connections that are open and idle, and cut the next ones as ``cuts`` says. Counts restart at zero."""
 
         async def end() -> None:
             for task in self._open:
@@ -60,7 +60,7 @@ class Proxy:
             self._open.discard(task)
 
     async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, limit: int | None, *, counts: bool = False) -> None:
-        """Until the end, or until more than ``limit`` bytes would have gone."""
+        """Copy until the stream ends, or until more than ``limit`` bytes would be sent."""
         copied = 0
         with suppress(ConnectionError):
             while piece := await reader.read(CHUNK_BYTES):

@@ -1,4 +1,4 @@
-"""A jobs server that is no server: answers of its own making over real HTTP, and a record of what was asked."""
+"""A fake jobs server: prepared answers over real HTTP, and a record of what was asked."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def job_view(**fields: Any) -> JobView:
 
 @dataclass
 class FakeServer:
-    """``views`` are told one after the other for a job, the last one for ever; ``answers`` override a path."""
+    """``views``: sent for a job, one after the other, the last one for ever; ``answers`` override a path."""
 
     state: str
     url: str = ""

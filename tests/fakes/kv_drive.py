@@ -26,9 +26,9 @@ COPY_S = 5e-6  # of a block
 
 
 class KvDrive:
-    """``chances``: of each event before or in a step, by name: preempt, cancel, end, spoil, reset. ``depth``: steps in flight at once.
+    """``chances``: probability of each event before or in a step: preempt, cancel, end, spoil, reset. ``depth``: steps in flight at once.
 
-    ``device``: what computes the steps and copies, as a GPU does; without one the copies are a thread's.
+    ``device``: computes the steps and copies, as a GPU does; without one a thread copies.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class KvDrive:
         self._in_step = True
 
     def happened(self) -> dict[str, int]:
-        """How often each event came to something, by the name of its chance; "read back": KV blocks."""
+        """How often each event took effect, by the name of its chance; "read back": KV blocks."""
         from harvester.engine.shared.state import Count
 
         return {
@@ -195,7 +195,7 @@ class KvDrive:
         self._hashes.pop(name, None)
 
     def _compute(self, output: Any) -> tuple[Any, Any]:
-        """As the worker does; the answer, and where in the device's queue the step is computed."""
+        """Do as the worker does. Returns the answer, and the mark in the device's queue at which the step is computed."""
         from vllm.v1.outputs import ModelRunnerOutput
 
         from harvester.engine.shared.steporder import ENDED_EARLY, ORDER
@@ -233,7 +233,7 @@ class KvDrive:
         return result, computed
 
     def _copies(self) -> bool:
-        """Whether the thread is to copy more beside this step, or has not ended what it began."""
+        """Whether the thread has more to copy beside this step, or has not finished what it began."""
         with self.copier._change:
             transfers = self.copier.transfers
             return (transfers.queue and transfers.allowed != 0) or any(job.done < job.begun for job in transfers.jobs.values())
@@ -262,7 +262,7 @@ class KvDrive:
         for at in range(before):
             self.read += 1
             found = int(self.kv[table[at // BLOCK], at % BLOCK])
-            # In a step that ends it may read a prefix that another request was to compute in that very step. Nothing comes of it.
+            # In a step that ends early it may read a prefix that another request was to compute in that step. Its output is dropped.
             assert garbage or found == hashes[at], f"{name} reads wrong KV at token {at} of {before}"
         for at in range(before, len(hashes)):
             self.kv[table[at // BLOCK], at % BLOCK] = 1 if garbage else hashes[at]

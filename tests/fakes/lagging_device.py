@@ -98,11 +98,11 @@ class LaggingDevice:
     # What a test does with it
 
     def launch(self, work: Callable[[], None]) -> None:
-        """On the stream of the steps."""
+        """Queue ``work`` on the stream of the steps."""
         self.streams["steps"].append(("run", work))
 
     def advance(self, operations: int, still: Collection[str] = ()) -> int:
-        """Run at most so many, of streams chosen at random, but of those that stand ``still``; how many ran."""
+        """Run at most ``operations``, each of a random stream that is not ``still``. Returns how many ran."""
         for done in range(operations):
             able = [stream for name, stream in self.streams.items() if stream and name not in still and self._able(stream[0])]
             if not able:
@@ -111,7 +111,7 @@ class LaggingDevice:
         return operations
 
     def finish_steps(self, until: Event | None = None, still: Collection[str] = ()) -> None:
-        """Run what was launched on the stream of the steps, all or up to ``until``, and of the copies no more than it waits for."""
+        """Run what was launched on the stream of the steps, all or up to ``until``, and only those copies that it waits for."""
         while self.streams["steps"] and not (until is not None and until.reached):
             if self._able(self.streams["steps"][0]):
                 self._run(self.streams["steps"].popleft())

@@ -120,7 +120,7 @@ class _StockWorker:
 
 
 class LaggingWorker(PreemptibleWorker, _StockWorker):
-    """As `HarvestCudaWorker` is made, with the board of an engine. ``cut``: of the steps that ended early, as ``spans``."""
+    """Made as `HarvestCudaWorker` is, with the board of an engine. ``cut``: like ``spans``, of the steps that ended early."""
 
     def __init__(self, clock: Clock, device: LaggingDevice, shared: Any) -> None:
         super().__init__(clock, device)
@@ -147,7 +147,7 @@ class InThread:
 
 
 class InProcess:
-    """`MultiprocExecutor`: the worker and the thread that waits for its outputs are on their own."""
+    """`MultiprocExecutor`: the worker, and the thread that waits for its outputs, are actors of their own."""
 
     def __init__(self, clock: Clock, worker: LaggingWorker) -> None:
         self._clock, self._worker = clock, worker

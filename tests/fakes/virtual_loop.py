@@ -35,7 +35,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self._virtual.now_s
 
     def run_in_executor(self, executor: Executor | None, func: Callable[[*Ts], T], *args: *Ts) -> asyncio.Future[T]:
-        """At once, in this thread: what work takes no virtual time comes in one order."""
+        """Run at once in this thread: such work takes no virtual time, and its order is fixed."""
         future: asyncio.Future[T] = self.create_future()
         try:
             future.set_result(func(*args))

@@ -30,7 +30,7 @@ class Clock:
         heapq.heappush(self._due, (max(self.now_s, at_s or 0.0), next(self._serial), actor))
 
     def wait_until(self, at_s: float) -> None:
-        """Of the actor that calls."""
+        """Suspend the calling actor until ``at_s``."""
         if at_s > self.now_s:
             self.wake(getcurrent(), at_s)
             self.pause()
@@ -39,7 +39,7 @@ class Clock:
         self.wait_until(self.now_s + seconds)
 
     def pause(self) -> None:
-        """Until somebody wakes the actor that calls."""
+        """Suspend the calling actor until somebody wakes it."""
         self._hub.switch()
 
     def run_until(self, end_s: float) -> None:

@@ -25,7 +25,7 @@ from tests.real_server import ids
 from tests.scripted_server import wait_until, whole
 
 pytestmark = [pytest.mark.serve, pytest.mark.long, pytest.mark.timeout(1800)]
-CHATS, LEAST = 300, 60  # of them on each of three machines
+CHATS, LEAST = 300, 60  # chats sent, and the least that each of three machines gets
 LONG, SHORT = 150, 3  # tokens, ten a second
 ROWS, DELAY_S = 240, 0.3
 HARVEST: dict[str, Any] = {"max_slice_rows": 16, "min_slice_rows": 16, "concurrency": 4, "lease_s": 15.0}
@@ -63,7 +63,7 @@ def test_every_machine_with_a_replica_has_the_port_and_a_private_folder(server: 
     assert sorted(fleet.where("HAProxyManager")) == ["n0", "n1", "n2"]
     for machine in fleet.machines:
         url = f"http://{machine.address}:{server.port}"
-        wait_until(lambda url=url: whole([Stream(url, SHORT)]) == [True], "its port")  # "ready" is said of the head's
+        wait_until(lambda url=url: whole([Stream(url, SHORT)]) == [True], "its port")  # the server's "ready" is about the head's port
         found = subprocess.run(machine.command("stat", "-c", "%a", *_ingress(machine)), capture_output=True, text=True, check=True)
         assert found.stdout == "700\n"
 

@@ -1,4 +1,4 @@
-"""When a job ends: the mean rate's time, and a spread that holds it four times of five."""
+"""The estimate of a job's end: by the mean rate, with a range that holds it four times of five."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def task(prompt: str = CALM, *images: str) -> Any:
 
 
 def job(folder: Path, prompt: str = CALM, *images: str, **more: Any) -> JobSpec:
-    """Of a table in ``folder``, whose text is column ``text``."""
+    """A job over a table in ``folder``, whose text is column ``text``."""
     about = {"source": SourceSpec(uri=str(folder / "table.parquet")), "task": task(prompt, *images), "column": None, **more}
     return scripted_plan("docs").spec.model_copy(update=about)
 

@@ -30,7 +30,7 @@ ROWS, CUT_OFF_S = 40, 20.0
 
 
 class SlowSink(MemorySink):
-    """A storage that answers when it is told to, and then well or not at all. ``partial``: it is slow with parts of a few rows alone."""
+    """A storage whose writes wait until told to go on, then succeed or fail. ``partial``: only parts of a few rows wait."""
 
     def __init__(self, *, fails: bool = False, partial: bool = False) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class SlowSink(MemorySink):
 
 
 def held_after_two() -> ScriptedEngine:
-    """It answers two rows, and the others when it is told to go on."""
+    """An engine that answers two rows, and the others when it is told to go on."""
     answered = 0
 
     def answer(prompt: Prompt) -> str:
@@ -61,7 +61,7 @@ def held_after_two() -> ScriptedEngine:
 
 
 def of_one_slice(folder: Path) -> tuple[World, SlowSink]:
-    """Jobs of 8 rows are one slice; the first one's parts of a few rows are slow."""
+    """A world where a job of 8 rows is one slice, and the first job's parts of a few rows are slow to write."""
     world = World(folder)
     world.harvest = world.harvest.model_copy(update={"min_slice_rows": 8, "slices_per_job": 1})
     sink = world.sinks["docs-0001"] = SlowSink(partial=True)
@@ -69,7 +69,7 @@ def of_one_slice(folder: Path) -> tuple[World, SlowSink]:
 
 
 async def lost_while_it_writes(world: World, job_id: str, engine: ScriptedEngine, sink: SlowSink) -> None:
-    """The job is paused, and while its holder writes the rows that are done its lease ends, and the job goes on."""
+    """Pause the job; while its holder writes the finished rows, let its lease end and the job go on."""
     await until(lambda: engine.finished >= 2)
     world.ledger.pause(job_id, world.clock())
     await until(sink.begun.is_set)
@@ -125,7 +125,7 @@ async def test_rows_of_a_paused_slice_that_arrive_late_cover_no_whole_part(tmp_p
 
 
 class LateCommit(DirectLedger):
-    """Its commit arrives when it is told to."""
+    """A ledger at which a commit arrives only when it is told to."""
 
     def __init__(self, *given: object) -> None:
         super().__init__(*given)  # type: ignore[arg-type]
@@ -145,7 +145,7 @@ async def test_rows_that_arrive_late_cover_no_part_that_is_published_and_not_com
         async with at_work(world.runner(ScriptedEngine(), "b", late)):
             await until(late.begun.is_set)
             sink.go_on.set()
-            await until(lambda: any(lease.is_doubted for lease in world.ledger._book.leases.values()))
+            await until(lambda: any(lease.is_superseded for lease in world.ledger._book.leases.values()))
             late.go_on.set()
             engine.go_on()
             await until(lambda: world.ended(job_id))
@@ -195,14 +195,14 @@ def test_rows_whose_split_was_answered_too_late_are_in_one_part(tmp_path: Path) 
 
 
 class NoSplit(DirectLedger):
-    """It cannot note a split, as long as its disk is full."""
+    """A ledger that cannot note a split, because its disk is full."""
 
     async def split(self, lease_id: str, keep_rows: int) -> bool:
         raise StorageError("cannot write splits.log: no space left on device")
 
 
 async def dropped(world: World) -> tuple[JobState, int]:
-    """Where the job is ten minutes after it went on, and its rows."""
+    """State of the job, and its finished rows, ten minutes after it was resumed."""
     job_id = world.submit(8)
     engine = ScriptedEngine(concurrency=1, delay_s=2.0)
     async with at_work(world.runner(engine, "a", NoSplit(world.ledger, world.clock))) as task:
@@ -226,7 +226,7 @@ def test_a_slice_dropped_before_the_ledger_told_leaves_its_slot(tmp_path: Path) 
 
 
 class Broken(DirectLedger):
-    """Its first answer is a fault of ours."""
+    """A ledger with a bug: its first lease raises."""
 
     faults = 1
 

@@ -145,7 +145,7 @@ async def test_a_call_that_never_ends_is_given_up_some_time_after_the_cancellati
 
 
 class SlowSpools(Spools):
-    """Opening the first slice takes until it is let go."""
+    """Opening a spool blocks until the test lets it go on."""
 
     opening, go_on = threading.Event(), threading.Event()
 
@@ -219,7 +219,7 @@ def open_files() -> list[Path]:
 
 
 class MistakenLedger(DirectLedger):
-    """The first heartbeat fails by a mistake."""
+    """A ledger with a bug: its first heartbeat raises."""
 
     beats = 0
 

@@ -25,7 +25,7 @@ from jobs.ledger.ledger import Ledger
 from jobs.plan.job import plan_job
 from jobs.run import runner as runner_module
 from jobs.run.client import LedgerClient
-from jobs.run.giving import Giving
+from jobs.run.row_return import RowReturn
 from jobs.run.runner import Runner
 from jobs.run.slice import open_slice
 from jobs.spec import JobRequest, JobSpec, JobView, Lease, LeaseProgress, PartStats, SourceSpec
@@ -181,13 +181,13 @@ async def test_a_cell_that_is_no_text_ends_as_an_error_row_and_the_others_go_on(
 
 
 async def test_rows_that_begin_while_others_are_given_away_wait_no_more(world: World) -> None:
-    async def give(split: object) -> int:
+    async def give_back(split: object) -> int:
         active.rows_waiting -= 4
         return 3
 
-    feed = SimpleNamespace(is_asking=True, is_last=False, give=give)
+    feed = SimpleNamespace(is_asking=True, is_last=False, give_back=give_back)
     active: Any = SimpleNamespace(feed=feed, publishing=False, rows_waiting=10)
-    await Giving("a", world.client, {"lease": active}).give()
+    await RowReturn("a", world.client, {"lease": active}).give_back()
     assert active.rows_waiting == 3
 
 

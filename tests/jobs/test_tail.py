@@ -78,7 +78,7 @@ def test_a_replica_20_times_slower_hardly_delays_a_job(tmp_path: Path) -> None:
 
 def test_without_stealing_the_same_job_waits_for_the_slow_replica(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     world = fleet(tmp_path)
-    monkeypatch.setattr(world.ledger, "_want", lambda *given: None)
+    monkeypatch.setattr(world.ledger._stealing, "want", lambda *given: None)
     took_s = run_virtually(job_time_s(world))
     world.ledger.close()
     print(f"{took_s:.1f} s, ideal {IDEAL_S:.1f} s: {took_s / IDEAL_S:.3f}")
@@ -112,18 +112,18 @@ async def test_half_of_what_is_not_begun_is_given_and_none_of_it_begins() -> Non
         told.append(keep_rows)
         return True
 
-    assert await feed.give(tell) == 3
+    assert await feed.give_back(tell) == 3
     assert told == [7]
     while feed.has_more():
         begun.append(await feed.take())
     assert begun == list(range(100, 107))
-    assert await feed.give(tell) == 0
+    assert await feed.give_back(tell) == 0
 
 
 async def test_rows_that_the_ledger_does_not_take_are_begun_after_all() -> None:
     feed = Feed(range(4), may_give=True)
     answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-    giving = asyncio.create_task(feed.give(lambda keep_rows: asyncio.wait_for(answer, None)))
+    giving = asyncio.create_task(feed.give_back(lambda keep_rows: asyncio.wait_for(answer, None)))
     begun = [await feed.take()]
     await asyncio.sleep(0)
     begun.append(await feed.take())
@@ -151,14 +151,14 @@ async def test_rows_that_the_ledger_may_have_do_not_begin_until_it_has_told(has_
         return has_them
 
     with pytest.raises(StorageError):
-        await feed.give(tell)
+        await feed.give_back(tell)
     assert [await feed.take(), await feed.take()] == [0, 1]
     third = asyncio.create_task(_taken(feed))
     with pytest.raises(StorageError):
-        await feed.give(tell)
+        await feed.give_back(tell)
     assert not third.done()
     assert feed.has_more()
-    assert await feed.give(tell) == (2 if has_them else 0)
+    assert await feed.give_back(tell) == (2 if has_them else 0)
     assert told == [2, 2, 2]
     assert await third == (None if has_them else 2)
 
@@ -180,7 +180,7 @@ def test_each_row_is_begun_here_or_given_back_and_the_first_is_never_given(rows:
             if take and feed.has_more():
                 begun.append(await feed.take())
             elif not take:
-                await feed.give(tell)
+                await feed.give_back(tell)
         while feed.has_more():
             begun.append(await feed.take())
         assert begun == list(range(kept))
@@ -311,7 +311,7 @@ _names = itertools.count()
 
 
 class Replicas:
-    """They begin, give back, die, wake and publish in any order; a part holds what its writer believed to be the slice."""
+    """Replicas that lease, give back, die, wake and publish in any order. A part holds what its writer believed to be the slice."""
 
     def __init__(self, ledger: Ledger) -> None:
         self.ledger, self.now_s = ledger, 0.0

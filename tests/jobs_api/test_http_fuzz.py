@@ -65,13 +65,13 @@ OPENAI_FREE = (
 
 
 class Stage:
-    """An application with what stands behind it at work, on one event loop that goes on while a request is answered."""
+    """An application and the tasks behind it, on one event loop that goes on while a request is answered."""
 
     def __init__(self, http: httpx.AsyncClient, document: str, known: dict[str, list[Any]]) -> None:
         self.loop = asyncio.Runner()
         self.http = http
         self.working: list[asyncio.Task[Any]] = []
-        self.known = known  # by the name of a parameter or of a field, what is there
+        self.known = known  # existing values, by the name of a parameter or of a field
         self.schema = schemathesis.openapi.from_dict(self.loop.run(http.get(document)).json(), config=SETTINGS)
 
     def send(self, case: Case) -> httpx.Response:
@@ -107,7 +107,7 @@ class Stage:
         return asked
 
     def _fill(self, case: Case, data: st.DataObject) -> None:
-        """Names of what is there in place of random text, and fewer of the optional fields, most of which exclude each other."""
+        """Put existing names in place of random text, and drop some of the optional fields, most of which exclude each other."""
         body = case.body if isinstance(case.body, dict) else {}
         source = body.get("source")
         for prefix, place in (
@@ -181,7 +181,7 @@ def bureau(tmp_path: Path) -> Iterator[Stage]:
 
 
 def is_sent(case: Case) -> bool:
-    """Whether the request says what was drawn: a form cannot say an empty list, and is right without the field."""
+    """Whether the request carries what was drawn: a form cannot express an empty list, and is valid without the field."""
     return not (case.media_type == "multipart/form-data" and isinstance(case.body, dict) and [] in case.body.values())
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from harvester.serve.http.jobs.jobs_api import jobs_api
 from harvester.serve.http.jobs.planning import AT_ONCE, MAX_IN_LINE
-from harvester.serve.kept_up import kept_up
+from harvester.serve.keep_running import keep_running
 from harvester.serve.openai.api import openai_api
 from jobs.batches.files import FileStore, StoredFile
 from jobs.config import HarvestConfig, SourcesConfig
@@ -156,7 +156,7 @@ async def test_a_file_whose_client_hung_up_as_it_was_taken_in_is_whole(tmp_path:
 
 
 async def test_a_loop_that_fails_begins_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("harvester.serve.kept_up.AGAIN_S", 0.0)
+    monkeypatch.setattr("harvester.serve.keep_running.AGAIN_S", 0.0)
     turns = 0
 
     async def run() -> None:
@@ -165,5 +165,5 @@ async def test_a_loop_that_fails_begins_again(monkeypatch: pytest.MonkeyPatch) -
         if turns < 3:
             raise KeyError("of a mistake")
 
-    await kept_up("test", run)
+    await keep_running("test", run)
     assert turns == 3

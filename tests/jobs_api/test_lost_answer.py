@@ -1,4 +1,4 @@
-"""A job that entered the ledger though its answer was lost is the batch's, however often it is told."""
+"""A job that entered the ledger though the answer was lost belongs to its batch, however often the call is repeated."""
 
 from __future__ import annotations
 

@@ -692,7 +692,7 @@ async def test_a_servers_api_key_guards_files_and_batches(tmp_path: Path) -> Non
 
 
 async def test_a_new_keeper_takes_up_what_the_last_one_left(tmp_path: Path) -> None:
-    """At each of its steps: nothing done, job entered and not said so, files made and not said so."""
+    """At each step: nothing done; job entered but not recorded; files made but not recorded."""
     bureau = Bureau(tmp_path, BatchConfig(), last_content)
     async with bureau.http:
         batch = await bureau.create([line(i) for i in range(8)])

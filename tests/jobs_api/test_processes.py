@@ -68,7 +68,7 @@ def test_housekeeping_stays_off_the_cores_that_another_process_is_bound_to() -> 
     with process_named("anything", "a1") as worker, process_named("ServeController", "a1") as ours:
         worker.cpu_affinity(cores[:1])
         lower_housekeeping("a1")
-        lower_housekeeping("a1")  # what it has bound itself is no reason
+        lower_housekeeping("a1")  # processes that its first call has bound do not count as bound
         assert ours.cpu_affinity() == cores[1:]
 
 

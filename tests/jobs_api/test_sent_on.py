@@ -17,7 +17,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, StreamingResponse
 
 from harvester.ports import free_port
-from harvester.serve.http.sent_on import SentOn
+from harvester.serve.http.forwarding import ModelForwarder
 
 GONE_S = 30.0
 
@@ -94,7 +94,7 @@ async def door(further: Further, **places: str) -> AsyncIterator[httpx.AsyncClie
         return JSONResponse({"id": name}) if name == "big" else JSONResponse(known, 404)
 
     given = {"small": f"http://127.0.0.1:{further.port}/models/small", **places}
-    layer = SentOn(app, given)
+    layer = ModelForwarder(app, given)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(layer), base_url="http://127.0.0.1") as http:
         yield http
     await layer.close()
@@ -161,7 +161,7 @@ async def test_a_body_that_the_wall_has_not_bounded_is_not_read(further: Further
         raise AssertionError("the body was read")
 
     scope = {"type": "http", "method": "POST", "path": "/v1/audio/transcriptions", "headers": [(b"content-type", b"application/json")]}
-    layer = SentOn(app, {"small": f"http://127.0.0.1:{further.port}/models/small"})
+    layer = ModelForwarder(app, {"small": f"http://127.0.0.1:{further.port}/models/small"})
     await layer(scope, never, never)
     assert passed == [True]
     await layer.close()
@@ -169,7 +169,7 @@ async def test_a_body_that_the_wall_has_not_bounded_is_not_read(further: Further
 
 async def test_a_client_that_hangs_up_ends_the_request_there(further: Further) -> None:
     further.was_left.clear()
-    app, heard = SentOn(FastAPI(), {"small": f"http://127.0.0.1:{further.port}/models/small"}), asyncio.Event()
+    app, heard = ModelForwarder(FastAPI(), {"small": f"http://127.0.0.1:{further.port}/models/small"}), asyncio.Event()
     body = json.dumps({"model": "small", "tokens": 100_000}).encode()
     messages = [{"type": "http.request", "body": body, "more_body": False}]
 

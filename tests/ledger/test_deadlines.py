@@ -1,4 +1,4 @@
-"""Deadlines and weights in the ledger: who is leased to, who is raised, what expires, what a finish is told from."""
+"""Deadlines and weights in the ledger: which job is leased or raised, what expires, and from what an end is estimated."""
 
 from __future__ import annotations
 

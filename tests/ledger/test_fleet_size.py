@@ -91,7 +91,7 @@ def commits(ledger: Ledger) -> int:
 
 
 def counted_in_store(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Whatever of the ledger asks."""
+    """The statements run from now on, whichever part of the ledger runs them."""
     ran: list[str] = []
     run, rows = ledger._book.store.run, ledger._book.store.rows
 
@@ -109,8 +109,8 @@ def test_what_was_learnt_of_rates_and_lengths_is_written_when_a_job_ends(stored:
     stored.submit(scripted_plan("docs-1", 8, 4), new=True)
     work(stored)
     work(stored)
-    assert stored._store.arrow("harvest")["rows"].to_pylist() == [8]
-    assert stored._store.arrow("lengths")["rows"].to_pylist() == [8]
+    assert stored._book.store.arrow("harvest")["rows"].to_pylist() == [8]
+    assert stored._book.store.arrow("lengths")["rows"].to_pylist() == [8]
 
 
 def test_a_lease_looks_at_no_job_without_work(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:

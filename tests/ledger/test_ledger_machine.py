@@ -219,7 +219,7 @@ class LedgerMachine(RuleBasedStateMachine):
         job_id = data.draw(st.sampled_from(sorted(self.jobs)))
         job = self.jobs[job_id]
         slice_id = data.draw(st.integers(0, len(job.slices) - 1))
-        self.ledger.doubt(job_id, slice_id, self.now_s)
+        self.ledger.reopen_slice(job_id, slice_id, self.now_s)
         self.doubted |= {name for name, term in self.terms.items() if (term.lease.job.id, term.lease.slice.slice_id) == (job_id, slice_id)}
         part = job.slices[slice_id]
         if part.done:

@@ -39,4 +39,4 @@ def test_a_takeover_ends_no_connection_to_another_database(database: Postgres, t
         view, created = ledger.submit(scripted_plan("docs", 8, 4), new=True)
         assert (view.id, created) == ("docs", True)
         ledger.close()
-    old._store.close()
+    old._book.store.close()

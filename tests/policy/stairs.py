@@ -39,8 +39,8 @@ def decodes(random: Random, count: int) -> StepLoad:
 
 
 def a_load(random: Random) -> StepLoad:
-    """Of a serving engine: decodes alone in half of the steps, mostly tens of them, in the others 1 to 4 prompt chunks of 1 to 1,448 tokens
-    too, which are seldom alone."""
+    """A step of a serving engine. Half of the steps are decodes alone, mostly tens of them. The others have 1 to 4 prompt chunks of 1 to
+    1,448 tokens too, which are seldom alone."""
     load = decodes(random, min(400, 1 + int(random.lognormvariate(3.5, 1.0)))) if random.random() < 0.93 else StepLoad()
     if load.tokens == 0 or random.random() < 0.45:
         for _ in range(random.randint(1, 4)):

@@ -1,4 +1,4 @@
-"""What chat would have had without batch work: the account of delay, and what it lets a step grow by."""
+"""Chat's latency as it would be without batch work: the account of delay, and how much it lets a step grow."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_a_first_token_is_delayed_by_what_the_steps_it_waited_through_held_of_ba
     account = ChatAlone()
     account.arrive("a", 0.05, 10.0)
     account.ran(0.1, 0.06, [], 0, 10.1)
-    account.ran(0.05, 0.05, ["a"], 0, 10.2)  # 0.05 s lie between the two: nobody's doing
+    account.ran(0.05, 0.05, ["a"], 0, 10.2)  # the 0.05 s between the two steps are charged to nobody
     assert account.times.ttft_s == pytest.approx(0.2)
     assert account.times.ttft_alone_s == pytest.approx(0.16)
 
@@ -89,7 +89,7 @@ def test_without_jobs_nobody_would_have_waited_longer(steps: list[tuple[float, f
 
 
 def grown(*online: object, **fields: object) -> tuple[float, float]:
-    """Seconds of the step with batch work, and of its online work alone. Such steps of chat alone were seen before."""
+    """Seconds of the step with batch work, and of its online work alone. The model has seen such steps of chat alone."""
     seen, model = view(*online, *[row()] * 60, row(2000), **fields), deepcopy(MODEL)  # type: ignore[arg-type]
     alone = online_work(seen, batch_of(seen.running), AUTO, MODEL).load
     for _ in range(LatencyModel.KIND_STEPS):

@@ -1,4 +1,4 @@
-"""What a plan knows of a batch as a whole: a batch that loses requests is the one that would be made of those that stay."""
+"""What a plan knows of a batch as a whole: a batch after requests left equals one made of those that stay."""
 
 from __future__ import annotations
 

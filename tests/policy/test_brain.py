@@ -72,7 +72,7 @@ def test_an_answer_is_expected_to_be_as_long_as_those_that_ended_unless_its_leng
     for name, kind, known in (("a", "brief", None), ("b", "wordy", None), ("c", "brief", 2 * RANGE_TOKENS)):
         brain.arrive(OnlineRequest(name, kind=kind, max_tokens=900, expected_tokens=known, due_s=99.0), 0.0)
     assert brain.plan(seen()).ranks == {"b": 0, "c": 1, "a": 2}
-    assert brain.predictor.accuracy().judged == MIN_ANSWERS  # of the wordy: what all answers said
+    assert brain.predictor.accuracy().judged == MIN_ANSWERS  # the wordy ones, predicted from all answers
 
 
 def test_an_order_that_says_so_takes_the_kv_of_its_last_where_running_requests_lack_blocks() -> None:

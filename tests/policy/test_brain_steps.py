@@ -77,7 +77,7 @@ class Swapping(NoCheckpoints):
         self.asked.append((tuple(one.name for one in view.running), limit_s, alone))
         return Copies({"row": 2}, 5, 6, 7)
 
-    def cover(self, state: CopyState) -> None:
+    def choose_copies(self, state: CopyState) -> None:
         self.covered.append(state)
 
 
@@ -101,7 +101,7 @@ def test_a_step_is_seen_with_all_that_waits_comes_back_and_is_kept() -> None:
         loading=3,
         loading_growth=4,
         loading_rows={"back": 40},
-        returning=5,
+        returning_tokens=5,
         returning_context=6,
         max_tokens=512,
         now_s=8.0,
@@ -120,7 +120,7 @@ def test_a_step_is_seen_with_all_that_waits_comes_back_and_is_kept() -> None:
         now_s=8.0,
         waiting_due_s=4.0,
         waiting_tokens=176,
-        returning=5,
+        returning_tokens=5,
         returning_context=6,
         max_tokens=512,
         offline_step_s=math.inf,
@@ -165,7 +165,7 @@ def test_a_step_of_offline_work_is_as_long_as_arrivals_let_it() -> None:
 
 
 def test_where_nothing_is_promised_a_stretch_between_safepoints_takes_half_of_what_a_prompt_does_at_most() -> None:
-    """A quarter more is allowed, of which 0.8 is planned; an arrival waits for half of a stretch on average."""
+    """A slowdown of 1.25 is allowed, of which 0.8 is planned: 0.2 of a prompt. An arrival waits for half of a stretch on average."""
     model = a_model()
     promised, *_ = watched(model)
     unpromised = Brain(parts_of(PLAIN, model), replace(LIMITS, max_slowdown=1.25, reserve_s=60.0))
@@ -176,7 +176,7 @@ def test_where_nothing_is_promised_a_stretch_between_safepoints_takes_half_of_wh
     prefill_s = model.predict(StepLoad.prefill(300))
     assert unpromised.plan(seen(row("r"), now_s=70.0)).detect_s == pytest.approx(0.4 * prefill_s)
     assert unpromised.plan(seen(row("r"), now_s=70.1)).detect_s == math.inf  # long after the last arrival
-    assert promised.plan(seen(row("r"), now_s=12.0)).detect_s == math.inf  # who has a number is kept within it by the signal
+    assert promised.plan(seen(row("r"), now_s=12.0)).detect_s == math.inf  # an arrival with an SLO is kept within it by the signal
 
 
 def test_a_step_of_offline_work_is_no_longer_than_its_stretches_where_nothing_is_promised() -> None:
@@ -185,9 +185,9 @@ def test_a_step_of_offline_work_is_no_longer_than_its_stretches_where_nothing_is
     brain.arrive(OnlineRequest("a", prompt_tokens=300), 10.0)
     brain.plan(seen(chat("a"), now_s=10.0))
     brain.finish("a")
-    for stretches, parts in ((0, math.inf), (4, 4), (32, 32)):
-        plan = brain.plan(seen(row("r"), now_s=12.0, stretches=stretches))
-        assert share.view.offline_step_s == (parts * plan.detect_s if stretches else math.inf)
+    for max_segments, parts in ((0, math.inf), (4, 4), (32, 32)):
+        plan = brain.plan(seen(row("r"), now_s=12.0, max_segments=max_segments))
+        assert share.view.offline_step_s == (parts * plan.detect_s if max_segments else math.inf)
 
 
 def test_an_order_is_told_what_a_request_will_take_by_the_model_and_the_reserve_what_it_needs() -> None:
@@ -251,5 +251,5 @@ def test_one_whose_turn_it_is_not_sits_out_where_there_are_more_than_slots(slots
 def test_what_is_copied_while_a_step_runs_is_chosen_by_its_part() -> None:
     brain, _, _, kv = watched()
     state = CopyState((), 1, 2, 3, 4.0, None)
-    brain.cover(state)
+    brain.choose_copies(state)
     assert kv.covered == [state]

@@ -44,7 +44,7 @@ def test_where_nobody_waits_nobody_is_refused() -> None:
 
 
 def busy(tokens_per_s: int) -> ChatAdmission:
-    """After 5 s with a backlog, at so many first tokens a second."""
+    """A policy after 5 s with a backlog, at ``tokens_per_s`` first tokens a second."""
     policy = ChatAdmission(256)
     for second in range(6):
         policy.look(tokens_per_s * second, 2 * BACKLOG, float(second))

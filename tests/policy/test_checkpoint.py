@@ -16,7 +16,7 @@ def view(*requests: Holder, free: int, limit: int = 1000, room: int = 1000) -> C
 
 
 def settled(free: int, *requests: Holder) -> Coverage:
-    """After many steps at this pressure."""
+    """A coverage after many steps at this pressure."""
     coverage = Coverage(Thresholds())
     for _ in range(200):
         coverage.plan(view(*requests, free=free, limit=0))

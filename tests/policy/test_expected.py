@@ -30,7 +30,7 @@ ROWS = st.lists(st.tuples(st.integers(1, 500), st.integers(1, 500)), max_size=12
 
 
 def held_at(rows: list[tuple[int, int]], step: int) -> float:
-    """Tokens after ``step`` steps in which each row made one, with half a block of each that is still there."""
+    """Tokens held after ``step`` steps of one token a row, and half a block for each row that is still there."""
     return sum(tokens + step + BLOCK / 2 for left, tokens in rows if left >= step)
 
 
@@ -109,7 +109,7 @@ def test_the_jobs_that_ended_rows_last_are_remembered() -> None:
 def test_the_margin_rises_by_half_while_more_than_a_hundredth_is_computed_again_and_falls_slower() -> None:
     margin = KvMargin()
     margin.ran(999, 500, 1000)
-    assert margin.share == LEAST  # as much as the KV holds has not been computed yet
+    assert margin.share == LEAST  # fewer tokens than the KV holds were computed so far
     margin.ran(1, 0, 1000)
     assert margin.share == pytest.approx(1.5 * LEAST)
     for _ in range(20):
@@ -133,7 +133,7 @@ def a_row(name: str, prompt: int = 64, emitted: int = 0, most: int = 1000, job: 
 
 
 def running(row: OfflineRow) -> Running:
-    """In decode."""
+    """``row`` as a running request in decode."""
     return Running(row.name, True, 1, -(-(row.tokens - 1) // BLOCK), row.final_blocks, 0, row.tokens - 1, True)
 
 
@@ -151,7 +151,7 @@ def admitted(rule: Expected, waiting: list[OfflineRow], at: StepView) -> int:
 
 
 def knowing(tokens: int, jobs: str = "job") -> Expected:
-    """Rows of these jobs were answered with so many tokens."""
+    """An admission that has seen rows of ``jobs`` answered with ``tokens`` tokens."""
     rule = Expected()
     for _ in range(MIN_ROWS):
         rule.ended(a_row("ended", job=jobs), tokens)
@@ -164,13 +164,13 @@ WAITING = [a_row(f"w{number}") for number in range(200)]
 def test_until_twenty_rows_have_ended_a_row_is_counted_with_all_that_it_may_make() -> None:
     at = seen([], 1000)
     at = replace(at, running=[running(a_row("r"))], offline_rows={"r": a_row("r")}, free_blocks=995)
-    assert admitted(Expected(), WAITING, at) == 13  # 15,680 tokens over 1,072, less the one that runs
-    assert admitted(knowing(100), WAITING, at) == 90  # over 172
+    assert admitted(Expected(), WAITING, at) == 13  # 15,680 tokens at 1,072 a row, less the one that runs
+    assert admitted(knowing(100), WAITING, at) == 90  # at 172 a row
 
 
 def test_what_is_known_of_rows_elsewhere_holds_until_twenty_have_ended_here() -> None:
     told = [row._replace(expected_tokens=300) for row in WAITING]
-    assert admitted(Expected(), told, seen([a_row("r", most=1)], 1000)) == 42  # over 372
+    assert admitted(Expected(), told, seen([a_row("r", most=1)], 1000)) == 42  # at 372 a row
     assert admitted(knowing(100), told, seen([a_row("r", most=1)], 1000)) == 91
 
 
@@ -239,7 +239,7 @@ def test_prompts_take_what_is_free_beside_those_that_are_not_computed_yet() -> N
 
 
 def later(at: StepView, tokens: int) -> StepView:
-    """When each row that runs has made so many more."""
+    """``at`` when each running row has made ``tokens`` more."""
     return replace(at, running=[one._replace(context=one.context + tokens) for one in at.running])
 
 
@@ -356,7 +356,7 @@ def test_chat_takes_the_kv_of_the_last_row_and_a_row_alone_keeps_its_own() -> No
 
 def test_prompts_need_what_the_step_has_tokens_for() -> None:
     prompts = [Running(name, True, 480, 0, 90, 30, 0) for name in "ab"]
-    assert lost([decode("old", full=False), *prompts], 32) == ()  # 511 tokens are left to them: 30 blocks and 2
+    assert lost([decode("old", full=False), *prompts], 32) == ()  # the two share 511 tokens: 30 blocks and 2
     assert lost([decode("old", full=False), *prompts], 31) == (2,)
 
 

@@ -39,16 +39,16 @@ FULL = view(chat("a"), chat("b"), chat("c"), waits=(waiting("new", 12),))
 
 
 def policy(wait_blocks: int | None = 4) -> Checkpoints:
-    """As it is once the first step was planned."""
+    """The policy once its first step was planned."""
     made = Checkpoints(Thresholds(), COST, 5.0, wait_blocks)
     made.copies(view(), {}, 1.0, alone=True)
     return made
 
 
 def stepped(made: Checkpoints, *at_s: float, block_s: float | None = None, holders: bool = True) -> Checkpoints:
-    """Steps that began then, each with a request that has nothing to copy."""
+    """``made`` after steps that began at ``at_s``, each with a request that has nothing to copy."""
     for now_s in at_s:
-        made.cover(CopyState((Holder("r", 1, 1),) if holders else (), 60, 60, 100, now_s, block_s))
+        made.choose_copies(CopyState((Holder("r", 1, 1),) if holders else (), 60, 60, 100, now_s, block_s))
     return made
 
 
@@ -157,7 +157,7 @@ def test_what_is_copied_next_is_as_much_as_the_step_before_allowed(timed: Checkp
     timed.copies(seen, RANKS, 0.5, alone)
     holders = tuple(Holder(f"r{i}", 100, 0) for i in range(20))
     for _ in range(3):
-        timed.cover(CopyState(holders, 0, 60, 10_000, 2.0, None))
+        timed.choose_copies(CopyState(holders, 0, 60, 10_000, 2.0, None))
     copies = timed.copies(seen, RANKS, 0.5, alone)
     assert sum(copies.grants.values()) == limit(0.4, online)
     assert copies.grants["r0"] > 0, "the first that would lose its KV"
@@ -166,7 +166,7 @@ def test_what_is_copied_next_is_as_much_as_the_step_before_allowed(timed: Checkp
 def test_the_room_on_the_host_bounds_the_copies(timed: Checkpoints) -> None:
     timed.copies(view(row("r")), RANKS, 0.5, alone=True)
     for _ in range(3):
-        timed.cover(CopyState((Holder("r", 1000, 0),), 0, 60, 7, 2.0, None))
+        timed.choose_copies(CopyState((Holder("r", 1000, 0),), 0, 60, 7, 2.0, None))
     assert timed.copies(view(row("r")), RANKS, 0.5, alone=True).grants == {"r": 7}
 
 

@@ -133,19 +133,19 @@ def test_the_smallest_piece_of_a_prompt_goes_on_beside_any_tpot() -> None:
 @pytest.mark.parametrize("model", [MODEL, None], ids=["budget", "fixed"])
 def test_chat_whose_kv_is_back_has_its_token_in_the_step_whatever_offline_work_has(tpot_s: float, model: LatencyModel | None) -> None:
     running = (*[chat(tpot_s)] * 3, *[row()] * 30)
-    without, plan = (plan_step(view(*running, returning=tokens, returning_context=500), SHARED, slo(model)) for tokens in (0, 2))
+    without, plan = (plan_step(view(*running, returning_tokens=tokens, returning_context=500), SHARED, slo(model)) for tokens in (0, 2))
     assert plan.budget_tokens is not None
     assert plan.budget_tokens == 3 + 2 + (plan.offline_tokens or 0)
     assert (plan.offline_tokens or 0) <= (without.offline_tokens or 0)
 
 
 def test_prompts_get_no_tokens_where_those_that_decode_and_return_take_all_of_the_step() -> None:
-    seen = view(*[chat()] * 16, prompt(50), online_waiting=1, waiting_tokens=9, returning=2, returning_context=500, max_tokens=16)
+    seen = view(*[chat()] * 16, prompt(50), online_waiting=1, waiting_tokens=9, returning_tokens=2, returning_context=500, max_tokens=16)
     assert online_load(seen, batch_of(seen.running)).prefill_tokens == 0
 
 
 def test_a_step_to_which_chat_comes_back_is_not_one_of_offline_work_alone() -> None:
-    plan = plan_step(view(row(), row(300), returning=1, returning_context=500), SHARED, slo(MODEL))
+    plan = plan_step(view(row(), row(300), returning_tokens=1, returning_context=500), SHARED, slo(MODEL))
     assert not plan.may_end
     assert plan.offline_tokens is not None
     assert plan.budget_tokens == 1 + (plan.offline_tokens or 0)

@@ -62,7 +62,7 @@ def test_nobody_sits_out_for_less_than_a_full_batch(held: set[str], come: dict[s
     out = left_out(running, waiting.get, RANKS, slots, free)
     assert out <= held
     assert len(held - out) <= slots
-    # Who sits out goes behind all that stay, and as many as gave their slots are admitted.
+    # Requests that sit out rank behind all that stay, and as many others are admitted.
     assert all(RANKS[name] > RANKS[stays] for name in out for stays in held - out)
     assert len(held) <= slots or len(out) >= len(held) - slots
     assert not out or len(held - out) + sum(blocks <= free for blocks in waiting.values()) >= slots
@@ -80,7 +80,7 @@ def test_a_lower_priority_number_goes_before_all_others(name: str) -> None:
 
 
 class Counted(Fcfs):
-    """How far it is walked through."""
+    """Counts how far the order is walked through."""
 
     walked = 0
 

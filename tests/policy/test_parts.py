@@ -211,14 +211,14 @@ SMALL_ROWS = st.builds(waiting_row, st.integers(0, 10**6), st.integers(1, 20), s
 
 
 def admits(admission: Admission, rows: list[OfflineRow], seen: StepView) -> tuple[str, ...]:
-    """As the brain asks it."""
+    """The rows admitted, asked for as the brain does."""
     seen = replace(seen, offline_next_blocks=admission.blocks(rows[0]) if rows else 0)
     batch = batch_of(seen.running)
     return admission.admitted(rows, admission.space(seen, batch, LIMITS), seen, batch, LIMITS)
 
 
 def an_admission(name: str, ended: list[int]) -> Admission:
-    """One that rows of the job ended of, with so many tokens each."""
+    """An admission that has seen rows of the job end with these numbers of tokens."""
     admission = ADMISSIONS[name](CONFIG)
     for tokens in ended:
         admission.ended(waiting_row(0, 50, 0, 400), tokens)
@@ -269,7 +269,7 @@ def test_a_guarantee_never_admits_fewer_rows_and_no_more_than_is_free(name: str,
     admission = ADMISSIONS[name](CONFIG)
     less, more = (admits(admission, rows, replace(seen, guarantee=given_)) for given_ in (None, Guarantee(share)))
     assert sum(one.blocks for one in rows if one.name in more) <= free
-    assume(less == tuple(one.name for one in rows[: len(less)]))  # one that was too large without it may fit, and keeps those behind it out
+    assume(less == tuple(one.name for one in rows[: len(less)]))  # a row that fits only with the guarantee may keep out those behind it
     assert more[: len(less)] == less
 
 
@@ -377,7 +377,7 @@ def test_only_online_requests_swap_out_and_only_what_is_held_and_not_saved_is_co
     holders = tuple(Holder(r.name, r.full_blocks, r.full_blocks - r.unsaved, r.offline) for r in running)
     unsaved = {r.name: r.unsaved for r in running}
     for step in range(4):
-        policy.cover(CopyState(holders, free, max(1, seen.total_blocks), room, 0.1 * step, copied_ms / 1e3 or None))
+        policy.choose_copies(CopyState(holders, free, max(1, seen.total_blocks), room, 0.1 * step, copied_ms / 1e3 or None))
         chosen = policy.swap_out(seen, ranks, lambda names: {one: float(place) for one, place in ranks.items()})
         assert len(set(chosen)) == len(chosen)
         assert not any(running[place].offline for place in chosen)

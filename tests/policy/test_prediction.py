@@ -60,7 +60,7 @@ def test_what_was_told_is_judged_by_what_came() -> None:
     lengths = LengthPredictor()
     for tokens in (50, 100, 150, 400):
         lengths.ended("a", 9, tokens, Prediction(100, 200))
-    lengths.ended("a", 9, 1, Prediction())  # of this one nothing was told
+    lengths.ended("a", 9, 1, Prediction())  # nothing was predicted for this one
     found = lengths.accuracy()
     assert (found.judged, found.within_median, found.within_high) == (4, 2, 3)
     assert found.error == pytest.approx(1 / 3)  # 1, 0, a third and three quarters

@@ -154,7 +154,7 @@ def views(draw: st.DrawFn) -> StepView:
     slots = len(running) + draw(st.integers(0, 20))
     back, most = draw(st.integers(0, 3)), draw(st.sampled_from([16, 2048]))
     given = {"waiting_due_s": draw(st.floats(0.0, 3.0)), "now_s": 1.0, "max_seqs": slots, "max_tokens": most, "ranks": ranks}
-    return view(*running, online_waiting=waiting, waiting_tokens=tokens, returning=back, returning_context=100 * back, **given)
+    return view(*running, online_waiting=waiting, waiting_tokens=tokens, returning_tokens=back, returning_context=100 * back, **given)
 
 
 @settings(max_examples=60)

@@ -1,4 +1,4 @@
-"""The brain against a simulated engine: whatever the profile or the machine, it is throughput that pays and not what chat was promised."""
+"""The brain on a simulated engine: whatever the profile or the machine, errors cost throughput and not chat's SLO."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TPOT_S = 0.05
 
 
 class Believer(LatencyModel):
-    """One that takes its predictions for the truth."""
+    """A latency model without a margin: it takes its predictions for the truth."""
 
     @property
     def margin(self) -> float:
@@ -36,7 +36,7 @@ class Believer(LatencyModel):
 
 @cache
 def profile(factor: float) -> dict[str, Any]:
-    """Of a machine that takes ``factor`` times as long as the one that will run."""
+    """The profile of a machine that takes ``factor`` times as long as the one that will run."""
     return a_model(tuple(factor * value for value in CPU), 0.05, count=400).state()
 
 
@@ -68,7 +68,7 @@ class Served:
         return [*self._ended, *self._simulation.going]
 
     def late_share(self, since_s: float = 0.0) -> float:
-        """Of the gaps between two tokens of a chat answer, those above the objective."""
+        """Share of the gaps between two tokens of a chat answer that exceed the objective."""
         chat = [outcome for outcome in self._all if not outcome.request.offline]
         gaps = [later - at_s for one in chat for at_s, later in zip(one.token_s, one.token_s[1:], strict=False) if at_s >= since_s]
         assert len(gaps) > 1000

@@ -20,7 +20,7 @@ from harvester.sim.cost import GPUS, Cost, Gpu
 from tests.policy.stairs import DEFAULT, GRAPHS, H200, NOISE, Knower, a_load, decodes, learn, truth
 
 EVERY_KIND = pytest.mark.parametrize("name", GRAPHS)
-MONOTONE = {name: graphs for name, graphs in GRAPHS.items() if graphs.mixed}  # without, a prompt token ends the padding of the decodes
+MONOTONE = {name: graphs for name, graphs in GRAPHS.items() if graphs.mixed}  # else a prompt token ends the decodes' padding
 H100 = Gpu("h100", 989e12, 3350e9, 80e9, 64e9)
 
 loads = st.builds(StepLoad, st.integers(0, 9000), st.floats(0, 1e8), st.integers(0, 600), st.integers(0, 10**6), st.integers(0, 600))
@@ -133,7 +133,7 @@ class Case:
         self.behind = random.choice((0, random.randint(0, 3000)))
 
     def budget(self, model: LatencyModel) -> StepBudget:
-        """As a plan asks for it: by the margin of steps of this length."""
+        """The budget as a plan computes it, with the margin for steps of this length."""
         limit_s = self.limit_s * model.margin / model.margin_at(self.limit_s)
         return offline_budget(model, self.online, limit_s, self.contexts, Prompts([(2048, self.behind)]), 2048 - self.online.tokens)
 

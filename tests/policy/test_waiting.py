@@ -1,4 +1,4 @@
-"""Those that wait, counted as they come and go."""
+"""Counts of waiting requests, kept as they come and go."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the ledger itself was busy with costs no holder its lease; a ledger that cannot be opened for a while is opened later."""
+"""Time in which the ledger was busy costs no holder its lease; a ledger that cannot be opened for a while is opened later."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ LEASE_S, BUSY_S = 15.0, 20.0
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
-    """Of the actor, which runs in this process."""
+    """The clock of the actor, which runs in this process."""
     clock = ManualClock()
     monkeypatch.setattr(ledger_host, "time", SimpleNamespace(time=clock, monotonic=clock, sleep=clock.advance))
-    for name in ("lower_priority", "keep_private", "write_logs"):  # of the process
+    for name in ("lower_priority", "keep_private", "write_logs"):  # these change the whole process
         monkeypatch.setattr(ledger_host, name, lambda *given: None)
     return clock
 

@@ -1,4 +1,4 @@
-"""Replicas that jobs ask for: the fewest by what the ledger tells, Serve's policy with them, and what is said before."""
+"""Replicas that jobs ask for: the fewest by the ledger, Serve's policy with them, and the note to whoever sets a deadline."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ CHOICE = ModelChoice(path="/model", name="tiny", embedded=True, note=None)
 
 
 class Handle:
-    """Every method of it fails as ``fault`` says; None: it never answers."""
+    """A handle whose calls all raise ``fault``; None: they are never answered."""
 
     def __init__(self, fault: Exception | None) -> None:
         self._fault = fault
@@ -114,7 +114,7 @@ class Answer:
 
 
 class Told(Handle):
-    """What each replica answers to all of them being asked."""
+    """A handle whose broadcast to all replicas gets these answers."""
 
     def __init__(self, told: list[Any]) -> None:
         super().__init__(None)

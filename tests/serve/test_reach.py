@@ -1,4 +1,4 @@
-"""What of a port counts as the answer of an application."""
+"""Which answers on a port count as those of an application."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HERE, PATHS = "127.0.0.1", ("/", "/api/jobs")
 
 @contextmanager
 def ingress(statuses: dict[str, int]) -> Iterator[int]:
-    """The port of one that answers so by path."""
+    """The port of a server that answers each path with its status."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_OPTIONS(self) -> None:

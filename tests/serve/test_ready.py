@@ -20,7 +20,7 @@ HELLO = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, httpx.Response]]:
-    """What a server answers that is ready since a moment, by path."""
+    """Answers by path of a server that has just become ready."""
     folder = tmp_path_factory.mktemp("ready")
     slow = folder / "slow-haproxy"
     slow.write_text(f'#!/bin/sh\nsleep {SLOW_S}\nexec {quote(str(haproxy_binary()))} "$@"\n')

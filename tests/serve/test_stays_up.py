@@ -28,7 +28,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptedServer]
 
 
 def chats_again(server: ScriptedServer) -> list[Stream]:
-    """Chats asked one after the other until one is answered; those before it."""
+    """Ask chats one after the other until one is answered. Returns those before it."""
     refused: list[Stream] = []
     while not whole([chat := Stream(server.url, SHORT)])[0]:
         refused.append(chat)

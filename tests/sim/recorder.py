@@ -13,7 +13,7 @@ Steps = list[dict[str, int]]
 
 
 def recorded_steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
-    """Filled in by the simulations that are made from here on."""
+    """A list that simulations made from here on fill in."""
     steps: Steps = []
 
     class Recorded(Replica):

@@ -1,4 +1,4 @@
-"""Chat and rows on a machine with CUDA graphs: what the latency model, as it learns, leaves to be had by one that knows the stairs."""
+"""Chat and rows on a machine with CUDA graphs: what a latency model that knows the stairs gains over one that learns them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WARM_UP_S, SECONDS, TPOT_S = 5.0, 8.0, 0.009
 
 
 def served(model: LatencyModel) -> tuple[float, int]:
-    """Of the gaps between tokens of chat, those above the objective; and tokens of the rows that ended. After the warm-up."""
+    """After the warm-up: share of chat's gaps between tokens above the objective, and tokens of the rows that ended."""
     rng, noise, cost = random.Random(7), random.Random(8), truth()
     chat = promised(gamma(8.0, 2.0, WARM_UP_S + SECONDS, SHAREGPT, rng), 1.0, TPOT_S)
     rows = offline_job("sum", 2000, Drawn(LogNormal(300, 0.7, 16, 3000), LogNormal(100, 0.5, 8, 400)), rng)

@@ -34,7 +34,7 @@ def rows(count: int, seed: int, least: int = 1, most: int = 200) -> list[Request
 
 
 def simulation(total_blocks: int, told: int | None = None, step_tokens: int = 256, slots: int = 32, hosts: int = 0) -> Simulation:
-    """``told``: of twenty rows that ended before, the tokens of each; None: there were none."""
+    """``told``: tokens of each of twenty rows that ended before; None: no such rows."""
     kv = Checkpoints(Thresholds(), CUDA_COST, 0.5) if hosts else None
     brain = a_brain(EXPECTED, NO_RESERVE, kv=kv)
     for _ in range(20 if told is not None else 0):

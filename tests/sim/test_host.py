@@ -55,7 +55,7 @@ def test_a_victim_saves_its_last_blocks_and_what_is_on_the_way_while_the_step_wa
     host.grant({"a": track})
     host.save(track)
     assert host.waited_s == 3 * BLOCK_S  # one on the way, one full, one partly filled
-    assert host.find(track) is None  # in the step that it loses them in
+    assert host.find(track) is None  # not in the step in which it loses its KV
     host.begin(Copies())
     assert host.find(track) == 40
 

@@ -1,4 +1,4 @@
-"""Who of many that ask gets a process: turns, long queries, and what the others are told."""
+"""Which of many callers gets a process: turns, long queries, and what the others are told."""
 
 from __future__ import annotations
 
@@ -118,17 +118,17 @@ async def test_one_that_goes_while_it_waits_leaves_its_turn_to_others() -> None:
 def test_only_few_may_stay_for_long_and_a_place_that_is_left_is_free() -> None:
     long = LongQueries(PoolLimits(long_at_once=1, quick_cpu_s=0.5, seconds=10.0))
     first, second = long.stay(), long.stay()
-    assert [first.may_stay(cpu_s) for cpu_s in (0.1, 0.6, 0.7)] == [False, True, True]
-    assert not second.may_stay(0.4)
+    assert [first.may_run_long(cpu_s) for cpu_s in (0.1, 0.6, 0.7)] == [False, True, True]
+    assert not second.may_run_long(0.4)
     with pytest.raises(TooManyQueriesError) as caught:
-        second.may_stay(0.6)
+        second.may_run_long(0.6)
     assert 1 <= caught.value.retry_after_s <= 10
     first.end()
-    assert second.may_stay(0.6)
+    assert second.may_run_long(0.6)
 
 
 class _Processes:
-    """Runs no query: says what it was given, and asks once whether it may stay."""
+    """Fake processes that run no query: they record what they were given, and ask once whether it may stay."""
 
     def __init__(self) -> None:
         self.given: list[Any] = []
@@ -140,7 +140,7 @@ class _Processes:
         self.ended = True
 
     def run(self, state_dir: Any, tables: Mapping[str, Any], query: str, **options: Any) -> bytes:
-        options.pop("may_stay")(0.0)
+        options.pop("may_run_long")(0.0)
         self.given.append((tables, query, options))
         return b"{}"
 

@@ -34,7 +34,7 @@ def rclone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
 
 @pytest.fixture(params=["folder", "s3"])
 def uri(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Of an empty storage."""
+    """The URI of an empty storage."""
     return _empty(request, tmp_path)
 
 

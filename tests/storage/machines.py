@@ -31,10 +31,10 @@ PATIENCE_S = 60.0
 
 
 class Machines:
-    """``ledger`` has a disk of its own beside that of the head, which submits."""
+    """Machines with a head, which submits jobs; ``ledger`` has a disk of its own beside the head's."""
 
     def __init__(self, root: Path, uri: str, repaired: StateFolder | None = None) -> None:
-        """``repaired``: a folder that has the ledger, and is the head's."""
+        """``repaired``: an existing folder, which is then the ledger's and the head's."""
         self.root, self.uri = root, uri
         self.clock = ManualClock()
         self.head = repaired or self.folder("head")

@@ -39,7 +39,7 @@ def written(mirror: Mirror, name: str, data: bytes = b"some") -> Path:
 
 
 def age(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From now on what is there is old enough to be told apart by its time."""
+    """From now on files count as old enough that their time tells versions apart."""
     monkeypatch.setattr(mirror_module, "UNSETTLED_S", -3600.0)
 
 

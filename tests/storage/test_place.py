@@ -1,4 +1,4 @@
-"""Whose a storage is: a state folder's that had its files itself, or that of one that takes it over."""
+"""Which state folder a storage belongs to: one that had its files first, or one that takes the storage over."""
 
 from __future__ import annotations
 

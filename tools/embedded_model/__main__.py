@@ -1,6 +1,7 @@
 """Write the embedded model's folder in seconds, and print what it gets right.
 
-Run it as ``python -m tools.embedded_model``. With ``--evaluate-only`` nothing is written: the figures are those of the model there.
+Run it as ``python -m tools.embedded_model``. With ``--evaluate-only`` no weights are written: the figures are those of the model in
+``--out``.
 """
 
 from __future__ import annotations

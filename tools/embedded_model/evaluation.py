@@ -1,8 +1,8 @@
 """Exact answers on held-out text, by task and length.
 
-A greedy answer is exact just when each of its tokens is the likeliest after the right ones before it, so one pass over prompt and
-right answer tells what generation would do. So it is with the grammar that a job holds an answer to, which leaves fewer tokens to choose
-from: a JSON schema with all properties required, or the labels.
+Greedy decoding gives the right answer exactly if each of its tokens is the most likely one after the right tokens before it. So one forward
+pass over the prompt and the right answer shows what generation would give. The same holds under the grammar to which a job constrains an
+answer (a JSON schema with all properties required, or the labels); it only masks tokens.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ LENGTHS: dict[str, tuple[int, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Exact:
-    """Shares of exact answers: said freely, and as a job asks, by a grammar where the lesson has one."""
+    """Shares of exact answers: decoded freely, and under the grammar that a job would use (None for a lesson without one)."""
 
     free: float
     guided: float | None
 
 
 class Grammars:
-    """Which tokens an answer may go on with, as the engine has it of xgrammar."""
+    """Constrained decoding by xgrammar, as in the engine."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         import xgrammar
@@ -64,7 +64,7 @@ class Grammars:
         self._compiler = xgrammar.GrammarCompiler(info)
 
     def choose(self, sample: Sample, logits: Tensor, right: Tensor) -> Tensor | None:
-        """The likeliest token at each place of the right answer, ``logits`` [tokens, vocab]; None without a grammar."""
+        """The most likely allowed token at each place of the right answer. ``logits``: [tokens, vocab]. None without a grammar."""
         if sample.schema is not None:
             schema = sample.schema | {"required": list(sample.schema["properties"])}
             compiled = self._compiler.compile_json_schema(json.dumps(schema))
@@ -100,7 +100,7 @@ def evaluate(
 
 
 def exact(logits: Logits, grammars: Grammars, sample: Sample) -> tuple[bool, bool | None]:
-    """Whether the answers in ``sample`` are said, freely and by a grammar, None without one."""
+    """Whether greedy decoding gives the answers in ``sample``: freely, and under the grammar (None without one)."""
     ids = torch.tensor([sample.ids])
     places = torch.tensor(sample.answer).nonzero()[:, 0]
     with torch.inference_mode():
@@ -120,7 +120,7 @@ def exported(folder: Path) -> tuple[Logits, Tokenizer]:
 
 
 def table(figures: dict[str, dict[int, Exact]]) -> str:
-    """Figures as a Markdown table: one line a task, and one more as jobs ask where they hold the answer to a grammar."""
+    """Figures as a Markdown table: a line for each task, and a second one where jobs constrain the answer by a grammar."""
     lines = ["| task | exact answers, by tokens of the prompt |", "|---|---|"]
     for name, by_length in figures.items():
         lines.append(_line(name, {tokens: exact.free for tokens, exact in by_length.items()}))

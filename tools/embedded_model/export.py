@@ -23,7 +23,7 @@ def export(network: Network, tokenizer: Tokenizer, folder: Path) -> None:
     assert all(bool(weight.isfinite().all()) for weight in tensors.values()), "a weight is beyond float16"
     weights = folder / "model.safetensors"
     save_file(tensors, weights, metadata={"format": "pt"})
-    weights.chmod(0o644)  # it is made for its owner alone
+    weights.chmod(0o644)  # `save_file` makes it readable by its owner alone
     tokenizer.save(str(folder / "tokenizer.json"))
     vocab = tokenizer.get_vocab()
     ids = {"bos_id": vocab[START], "eos_id": vocab[STOP], "pad_id": vocab[PAD]}

@@ -13,8 +13,8 @@ START, STOP, PAD = "<|start|>", "<|end|>", "<|pad|>"
 SYSTEM, USER, ASSISTANT = "<|system|>", "<|user|>", "<|assistant|>"
 SPECIAL_TOKENS = (START, STOP, PAD, SYSTEM, USER, ASSISTANT)
 
-# Words that no one asks to copy by themselves take their space along, which saves one token in six. Before any other word the space is
-# a token of its own: `negative` is then the same token after a space, a quote or a line break. Digits and marks stand alone.
+# Words that nobody asks to copy by themselves include their space, which saves one token in six. Before any other word the space is
+# a token of its own: `negative` is then the same token after a space, a quote or a line break. Each digit and mark is one token.
 _FUNCTION_WORDS = """
     the of and to in that a is for with as it by on be are this which was have has at from or an will been their but its they we our
     would were who had there these those can must should so if than when what into them us you I
@@ -63,7 +63,7 @@ def train_tokenizer(texts: Iterable[str]) -> Tokenizer:
 
 
 def tokenizer_config(max_tokens: int) -> dict[str, Any]:
-    """What ``tokenizer_config.json`` says, the chat template within it."""
+    """Contents of ``tokenizer_config.json``, including the chat template."""
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": max_tokens,

@@ -121,7 +121,7 @@ def sql() -> str:
 
 def metric_families() -> Iterable[Metric]:
     """Every metric of ours: of a replica, of the keys, and of the jobs application."""
-    from harvester.engine.frontend.metrics import BoardMetrics, ClassMetrics
+    from harvester.engine.frontend.metrics import ClassMetrics, SharedStateMetrics
     from harvester.engine.shared.state import SharedState
     from harvester.serve.access.meter import Meter
     from harvester.serve.access.quota import Quotas
@@ -132,7 +132,7 @@ def metric_families() -> Iterable[Metric]:
     Meter(Quotas(lambda: 0.0), registry)
     return [
         *registry.collect(),
-        *BoardMetrics(SharedState.make()).collect(),
+        *SharedStateMetrics(SharedState.make()).collect(),
         *job_metrics(JobsNow([], {}, 0), {}, 0.0),
         *replica_metrics([], 0),
     ]

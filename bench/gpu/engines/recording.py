@@ -1,4 +1,4 @@
-"""harvester's scheduler, which writes down each step that it learns from: what it held, what was predicted, what it took."""
+"""harvester's scheduler, recording each step that it learns from: its load, and its predicted and actual seconds."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class Rows:
 
 @dataclass(slots=True)
 class Seen:
-    """Of chat. Seconds to the first token, and between two; how many were sent, and answered to their end."""
+    """What the chat clients saw: seconds to the first token and between two tokens; chats sent, and chats answered to their end."""
 
     ttft_s: list[float] = field(default_factory=list)
     gaps_s: list[float] = field(default_factory=list)
@@ -48,7 +48,7 @@ class Seen:
 
 @asynccontextmanager
 async def offline(llm: HarvestLLM, rows: Rows | None, seed: int, name: str) -> AsyncIterator[None]:
-    """Requests, ``rows.open`` at a time, `beside` the block."""
+    """Keep ``rows.open`` offline requests open while the block runs (`beside`)."""
     vocabulary, numbers = llm.model_config.get_vocab_size(), itertools.count()
 
     async def stream(number: int) -> None:
@@ -64,7 +64,7 @@ async def offline(llm: HarvestLLM, rows: Rows | None, seed: int, name: str) -> A
 
 
 async def play(llm: HarvestLLM, chats: Sequence[Chat], seconds: float, seed: int, name: str) -> Seen:
-    """Send ``chats`` at their times and look for ``seconds``; then wait up to `DRAIN_S` for their ends, and cut the rest off."""
+    """Send ``chats`` at their times and measure for ``seconds``; then wait up to `DRAIN_S` for their ends, and cancel the rest."""
     rng, vocabulary, seen = random.Random(seed), llm.model_config.get_vocab_size(), Seen()
     prompts = [random_ids(rng, vocabulary, chat.prompt_tokens) for chat in chats]
     seen.began_s = time.monotonic()
@@ -105,7 +105,7 @@ async def capacity_per_s(llm: HarvestLLM, at_once: int, lengths: tuple[int, int]
 
 
 async def _chat(llm: HarvestLLM, name: str, chat: Chat, ids: list[int], seen: Seen) -> None:
-    """A first token that has not come when chat is cut off counts as it stands, which is too little."""
+    """A chat that is cancelled while it waits for a token counts with the wait so far, which is too short."""
     await asyncio.sleep(max(0.0, seen.began_s + chat.at_s - time.monotonic()))
     seen.sent += 1
     last_s, first = time.monotonic(), True
@@ -121,7 +121,7 @@ async def _chat(llm: HarvestLLM, name: str, chat: Chat, ids: list[int], seen: Se
 
 
 def answers(llm: HarvestLLM, name: str, ids: list[int], tokens: int, priority: int) -> Any:
-    """Greedy, to the length given; one output for each chunk that comes."""
+    """Greedy decoding to exactly ``tokens`` tokens; one output for each chunk."""
     from vllm.inputs import TokensPrompt
     from vllm.sampling_params import RequestOutputKind, SamplingParams
 

@@ -17,7 +17,7 @@ from bench.gpu.load.requests import Rows, offline, play
 from bench.gpu.part import Found, Part, Run
 from bench.gpu.run_config import RunConfig
 from bench.harness.measure.work import work_between
-from harvester.engine.processes.in_subprocess import apart
+from harvester.engine.processes.in_subprocess import run_in_process
 from harvester.engine.shared.state import Count, SharedState
 from harvester.engine.vllm.frontend.client import HarvestLLM
 
@@ -30,7 +30,7 @@ TALLY_S = 0.6
 
 
 def _link(run_config: RunConfig, found: Found) -> dict[str, Any]:
-    return apart(link)
+    return run_in_process(link)
 
 
 def _run(checkpoint: dict[str, Any], *, short: bool, quick: bool) -> Run:
@@ -38,7 +38,7 @@ def _run(checkpoint: dict[str, Any], *, short: bool, quick: bool) -> Run:
         if run_config.quick and not quick:
             return {"passed_over": "not in the short form"}
         with tempfile.TemporaryDirectory(prefix="bench-gpu-") as folder:
-            return apart(_measure, run_config, checkpoint, short, Path(folder) / "counts")
+            return run_in_process(_measure, run_config, checkpoint, short, Path(folder) / "counts")
 
     return run
 

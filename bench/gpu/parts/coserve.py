@@ -19,7 +19,7 @@ from bench.gpu.part import Found, Part, Run
 from bench.gpu.run_config import RunConfig
 from bench.harness.measure.peer import PeerRun, best_peer
 from bench.harness.measure.work import work_between
-from harvester.engine.processes.in_subprocess import apart
+from harvester.engine.processes.in_subprocess import run_in_process
 from harvester.engine.vllm.frontend.client import HarvestLLM
 from harvester.errors import EngineError
 
@@ -93,7 +93,7 @@ def _rate(found: Found) -> float:
 
 def _apart(run_config: RunConfig, plan: Plan) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="bench-gpu-") as folder:
-        return apart(_measure, run_config, plan, Path(folder) / "counts")
+        return run_in_process(_measure, run_config, plan, Path(folder) / "counts")
 
 
 def _measure(run_config: RunConfig, plan: Plan, counts: Path) -> dict[str, Any]:
@@ -122,7 +122,7 @@ async def _all(run_config: RunConfig, plan: Plan, llm: HarvestLLM, counts: Path)
 
 
 async def _one(llm: HarvestLLM, name: str, chats: Sequence[Chat], seconds: float, seed: int, counts: Path) -> dict[str, Any]:
-    """Tokens are those that the scheduler planned while the load lasted, without what was computed again."""
+    """Counts the tokens that the scheduler planned during the load, without recomputed ones."""
     seen = await play(llm, chats, seconds, seed, name)
     await asyncio.sleep(TALLY_S)
     work, span_s = work_between(counts, seen.began_s, seen.ended_s), seen.ended_s - seen.began_s

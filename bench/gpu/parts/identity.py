@@ -8,7 +8,7 @@ from typing import Any
 from bench.gpu.part import Found, Part, Run
 from bench.gpu.run_config import RunConfig, small_model
 from harvester.config import parse_config
-from harvester.engine.processes.in_subprocess import apart
+from harvester.engine.processes.in_subprocess import run_in_process
 from harvester.engine.verify.subject import Subject
 from harvester.engine.verify.ties import compare
 from harvester.engine.verify.tokens import pressed_tokens, stock_tokens
@@ -23,8 +23,8 @@ def _run(checkpoints: bool) -> Run:
         kv: dict[str, Any] = {"kv_cache_memory_bytes": 128 << 20, "block_size": 32} if run_config.cpu else {}
         engine = kv | {"skip_tokenizer_init": True, "dtype": "float32" if run_config.cpu else "bfloat16"}
         subject = Subject(config, str(small_model()), embedded=False, cpu=run_config.cpu, engine=engine)
-        stock = apart(stock_tokens, subject)
-        pressed = apart(pressed_tokens, subject, stock.block_tokens, stock.longest_tokens)
+        stock = run_in_process(stock_tokens, subject)
+        pressed = run_in_process(pressed_tokens, subject, stock.block_tokens, stock.longest_tokens)
         turns = [compare(zip(turn, stock.tokens, strict=True), stock.tops, stock.tie) for turn in pressed.turns]
         verdict = tokens_verdict(turns, stock.tie, pressed)
         done = {name: value for name, value in asdict(pressed).items() if name != "turns"}

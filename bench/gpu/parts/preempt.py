@@ -1,4 +1,4 @@
-"""Part ``preempt``: what safepoints cost, and how soon a step ends that is asked to, drain included; by executor (ConServe 6.4.2)."""
+"""Part ``preempt``: what safepoints cost, and how soon a step ends once asked, drain included; by executor (ConServe 6.4.2)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bench.gpu.part import Found, Part, Run
 from bench.gpu.parts.versions import chosen
 from bench.gpu.run_config import RunConfig
 from bench.harness.measure.latency import percentiles
-from harvester.engine.processes.in_subprocess import apart
+from harvester.engine.processes.in_subprocess import run_in_process
 from harvester.engine.shared.state import Field, SharedState
 from harvester.engine.verify.ask import ask, random_ids
 from harvester.engine.verify.signals import signals
@@ -28,7 +28,7 @@ def _run(executor: str, safepoints: str) -> Run:
             return {"passed_over": "vLLM's CPU worker has a process of its own always"}
         if run_config.quick and safepoints == "off":
             return {"passed_over": "in the short form their cost is not measured"}
-        return apart(_measure, run_config, executor, safepoints)
+        return run_in_process(_measure, run_config, executor, safepoints)
 
     return run
 
@@ -50,7 +50,7 @@ async def _engine(run_config: RunConfig, executor: str, safepoints: str) -> dict
 
 
 async def _round(run_config: RunConfig, llm: HarvestLLM, number: int) -> float:
-    """Seconds of the same offline work each time: prompts of full steps, and answers."""
+    """Seconds for the same amount of offline work each time: prompts that fill steps, and answers."""
     rng, vocabulary = random.Random(100 + number), llm.model_config.get_vocab_size()
     requests, prompt, answer = run_config.number(64, 12, 4), run_config.number(3000, 600, 400), run_config.number(64, 16, 4)
     given = [random_ids(rng, vocabulary, prompt) for _ in range(requests)]

@@ -17,12 +17,12 @@ from bench.gpu.parts.versions import chosen
 from bench.gpu.residuals import Row, residuals
 from bench.gpu.run_config import RunConfig
 from harvester.engine.launch import profiler
-from harvester.engine.processes.in_subprocess import apart
+from harvester.engine.processes.in_subprocess import run_in_process
 
 
 def _run(run_config: RunConfig, found: Found) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="bench-gpu-") as folder:
-        return apart(_measure, run_config, Path(folder) / "steps")
+        return run_in_process(_measure, run_config, Path(folder) / "steps")
 
 
 def _measure(run_config: RunConfig, steps: Path) -> dict[str, Any]:

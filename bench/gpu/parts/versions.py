@@ -8,16 +8,16 @@ from typing import Any
 from bench.gpu.engines.start import harvester, stock
 from bench.gpu.part import Found, Part
 from bench.gpu.run_config import RunConfig
-from harvester.engine.processes.in_subprocess import apart
+from harvester.engine.processes.in_subprocess import run_in_process
 from harvester.engine.vllm.frontend.client import HarvestLLM
 
 
 def _ours(run_config: RunConfig, found: Found) -> dict[str, Any]:
-    return apart(_look, run_config, "harvester")
+    return run_in_process(_look, run_config, "harvester")
 
 
 def _theirs(run_config: RunConfig, found: Found) -> dict[str, Any]:
-    return apart(_look, run_config, "stock")
+    return run_in_process(_look, run_config, "stock")
 
 
 def _look(run_config: RunConfig, system: str) -> dict[str, Any]:
@@ -33,7 +33,7 @@ async def _engine(run_config: RunConfig, system: str) -> dict[str, Any]:
 
 
 async def chosen(llm: HarvestLLM) -> dict[str, Any]:
-    """Of an engine that runs."""
+    """What vLLM chose in a running engine."""
     config = llm.vllm_config
     compilation, scheduler, cache = config.compilation_config, config.scheduler_config, config.cache_config
     sizes = list(compilation.cudagraph_capture_sizes or [])

@@ -23,7 +23,7 @@ KEY = "bench_counts"  # in vLLM's additional_config: the file of the tally; that
 if TYPE_CHECKING:
     Stock = Scheduler
 else:
-    Stock = object  # one of vLLM's schedulers comes behind the mixin
+    Stock = object  # one of vLLM's schedulers follows the mixin
 
 
 class Counting(Stock):
@@ -54,12 +54,12 @@ class Counting(Stock):
         return super()._free_request(request, *args, **kwargs)
 
     def cost_s(self, output: SchedulerOutput, again: dict[str, int]) -> float:
-        """Seconds of the step that go into computing tokens ``again``; 0 where nobody can tell."""
+        """Seconds of the step spent on tokens computed ``again``; 0 if unknown."""
         return 0.0
 
 
 class CountedStock(Counting, Scheduler):
-    """vLLM's own, synchronous, as it is on a CPU, where it waits between its processes as harvester does."""
+    """vLLM's own synchronous scheduler. On a CPU its process waits as harvester's does."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         if current_platform.is_cpu():
@@ -72,6 +72,6 @@ class CountedAsyncStock(Counting, AsyncScheduler):
 
 
 def computed_before(scheduler: Scheduler, output: SchedulerOutput) -> dict[str, int]:
-    """Tokens of each request of the step planned last that were computed before it; not of those that are gone."""
+    """Tokens of each request in the last planned step that were computed before it. Requests that are gone are left out."""
     found = ((name, scheduler.requests.get(name), tokens) for name, tokens in output.num_scheduled_tokens.items())
     return {name: request.num_computed_tokens - tokens for name, request, tokens in found if request is not None}

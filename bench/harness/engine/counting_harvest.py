@@ -13,7 +13,7 @@ from harvester.engine.vllm.core.scheduler import AsyncHarvestScheduler, HarvestS
 
 
 class Costing(Counting):
-    """What computing again costs, by the model of step times: the step's time less that of a step without those tokens."""
+    """Prices recomputed tokens by the latency model: the step's time less that of the same step without them."""
 
     def cost_s(self, output: SchedulerOutput, again: dict[str, int]) -> float:
         model, before = self._brain.parts.model, computed_before(self, output)  # type: ignore[attr-defined]

@@ -72,7 +72,7 @@ class Drive:
         )
         self.requests: dict[str, Request] = {}
         self.finished: dict[str, int] = {}  # tokens made
-        self._answers: dict[str, int] = {}  # tokens of those that end before they must
+        self._answers: dict[str, int] = {}  # answer tokens of requests that stop before ``max_tokens``
         self._serial = 0
 
     def add(self, name: str, prompt_tokens: int, max_tokens: int, *, offline: bool, arrived_s: float | None = None) -> None:
@@ -89,7 +89,7 @@ class Drive:
         arrived_s: float | None = None,
         answer_tokens: int | None = None,
     ) -> Request:
-        """As `add`, which the scheduler does not know yet. ``answer_tokens``: after which it stops; None: it makes ``max_tokens``."""
+        """A request as for `add`, not yet given to the scheduler. ``answer_tokens``: where its answer stops; None: at ``max_tokens``."""
         if answer_tokens is not None:
             self._answers[name] = answer_tokens
         prompt = [1000 * (self._serial + 1) + i for i in range(prompt_tokens)]
@@ -98,7 +98,7 @@ class Drive:
     def asked(
         self, name: str, prompt: list[int], max_tokens: int, *, offline: bool, arrived_s: float | None = None, job: str | None = None
     ) -> Request:
-        """As `made`, with the tokens of its prompt; ``job``: the one that a row is of."""
+        """As `made`, with given prompt tokens. ``job``: the job of a row."""
         self._serial += 1
         return Request(
             name,
@@ -137,18 +137,18 @@ class Drive:
         self.note(self.answered(output, result))
 
     def answered(self, output: Any, result: ModelRunnerOutput) -> Any:
-        """What the scheduler says of a step's answers, for `note`."""
+        """The scheduler's outputs for a step's result, for `note`."""
         return self.scheduler.update_from_output(output, result)
 
     def note(self, answers: Any) -> None:
-        """Keep who has finished."""
+        """Record the requests that finished."""
         for outputs in answers.values():
             for item in outputs.outputs:
                 if item.finished:
                     self.finished[item.request_id] = self.requests[item.request_id].num_output_tokens
 
     def step(self) -> dict[str, int]:
-        """Run one step; the tokens of each request in it."""
+        """Run one step; returns the tokens of each request in it."""
         output = self.schedule()
         self.sent(output)
         self.update(output)

@@ -1,6 +1,6 @@
-"""Stock vLLM on a CPU with harvester's way of waiting: the engine core and the worker sleep between two looks at their queue.
+"""Stock vLLM on a CPU that waits as harvester does: engine core and worker sleep between two polls of their queue.
 
-A peer for ratios that should show scheduling or the way of a request, and not who spins on which core.
+A peer for ratios that should show scheduling or the cost of a request's path, not which process spins on which core.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Checkpoints on a CPU whose copies take as long as over a link to host memory, and cost the step beside them nothing.
+"""Checkpoints on a CPU whose copies take as long as over a link to host memory, and do not slow the concurrent step.
 
-On a CPU a block is copied at the speed of memory, so that copying ahead of time has little to win. Here each copy is made as always and
-then waited for; who waits computes nothing, as a copy engine takes no time of a processor. One block a direction at a time.
+A CPU copies a block at the speed of memory, so that copying ahead of time gains little. Here each copy is made as usual, then sleeps until
+its least time is over: like a copy engine, it uses no processor meanwhile. One block a direction at a time.
 """
 
 from __future__ import annotations

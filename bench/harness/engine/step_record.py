@@ -1,4 +1,4 @@
-"""Each step of an engine core: what it computed and how long it took; and what each request that ended was.
+"""Records each step of an engine core, with its load and its time, and each request that ended.
 
 One JSON list a line: ``["engine", KV blocks, tokens of one]`` first, then ``["step", at_s, *StepLoad, seconds, ended early, tokens computed
 again]`` and ``["request", at_s, offline, prompt tokens, answer tokens, cached prompt tokens]``. Read by `bench.harness.measure.steps`.
@@ -30,15 +30,15 @@ class StepRecord:
         self._add("engine", blocks, block_tokens)
 
     def planned(self, load: StepLoad, new: dict[str, int], now_s: float, again_tokens: int = 0) -> None:
-        """A step; ``new``: its requests that are seen for the first time, with the tokens of each that were cached.
+        """A step was planned. ``new``: requests seen for the first time, each with its cached prompt tokens.
 
-        ``again_tokens``: those of its tokens that were computed before.
+        ``again_tokens``: recomputed tokens of the step.
         """
         self._planned.append((now_s, load, again_tokens))
         self._cached.update(new)
 
     def answered(self, now_s: float, ended_early: bool) -> None:
-        """The oldest one. What lies between two steps in a row is a part of the second one's time."""
+        """The oldest planned step was answered. A pause of up to 3 ms after the step before it counts as part of its time."""
         planned_s, load, again_tokens = self._planned.popleft()
         began_s = max(planned_s, self._answered_s) if planned_s - self._answered_s > 0.003 else self._answered_s
         self._answered_s = now_s

@@ -26,9 +26,9 @@ class Tally:
         self._written_s = float("-inf")
 
     def count(self, scheduled: Mapping[str, int], requests: Mapping[str, Any], now_s: float) -> dict[str, int]:
-        """One step: tokens by request, and the scheduler's requests, whose ``num_computed_tokens`` has the step's tokens in it already.
+        """Count one step: its tokens by request. ``requests``: the scheduler's; ``num_computed_tokens`` includes the step already.
 
-        Returns the tokens that it computes again, by request.
+        Returns the recomputed tokens by request.
         """
         totals, found = self._totals, {}
         totals["steps"] += bool(scheduled)
@@ -53,5 +53,5 @@ class Tally:
         return found
 
     def cost(self, recomputed_s: float) -> None:
-        """What computing tokens again took of the last step, in seconds."""
+        """Add the seconds of the last step that recomputed tokens took."""
         self._totals["recomputed_s"] += recomputed_s

@@ -58,7 +58,7 @@ class Machine:
         assert self._keeper.stdout.readline() == b"up\n", "the machine did not come up"
 
     def command(self, *words: str) -> list[str]:
-        """The same command on this machine. Its process id is that of the process started."""
+        """The command line that runs ``words`` on this machine. Its process id is that of the process started."""
         return ["nsenter", "--target", str(self._keeper.pid), "--net", "--mount", "--uts", "--", *words]
 
     def run(self, *words: str) -> None:
@@ -116,7 +116,7 @@ class Machine:
         psutil.wait_procs(found, timeout=10.0)
 
     def unplug(self) -> None:
-        """No network, so that nobody is told of what happens to it: with `kill`, a power cut. Not for the head, whose the network is."""
+        """Cut the network, so that no other machine hears what happens; with `kill`, a power cut. Not for the head, which holds it."""
         _run("ip", "-n", self.space, "link", "set", "eth0", "down")
 
     def plug_in(self) -> None:
@@ -124,7 +124,7 @@ class Machine:
         _run("ip", "-n", self.space, "route", "replace", "default", "via", HEAD_ADDRESS)
 
     def forget_cluster(self) -> None:
-        """Of a head that was killed: what Ray remembers of it under /tmp, which a machine that starts again does not have."""
+        """Remove Ray's files under /tmp of a head that was killed: a machine that starts again does not have them."""
         self.run("rm", "-rf", "/tmp/ray")
 
     def vanish(self) -> None:
@@ -145,10 +145,10 @@ class Machine:
 
 
 class Fleet:
-    """``count`` machines on one network, the first one the head of a Ray cluster. Left, nothing of it is there any more.
+    """``count`` machines on one network; the first is the head of a Ray cluster. On exit everything is removed.
 
-    ``shared``: folders that all see, where they are below /tmp; the checkout and its virtual environment always are. ``of_head``: folders
-    that the head alone sees. ``cpus``: of each node, in Ray's count.
+    ``shared``: folders below /tmp that all machines see, besides the checkout and its virtual environment. ``of_head``: folders that only
+    the head sees. ``cpus``: of each node, in Ray's count.
     """
 
     def __init__(
@@ -182,7 +182,7 @@ class Fleet:
         machine.start_node(self._cpus, self.head.address, self._variables)
 
     def drain(self, machine: Machine) -> None:
-        """As an operator does who is about to switch it off: nothing new is placed there."""
+        """Drain a node, as an operator does before switching it off: nothing new is placed there."""
         words = ["--reason=DRAIN_NODE_REASON_PREEMPTION", "--reason-message=maintenance", f"--deadline-remaining-seconds={DRAIN_S}"]
         node = self.node_id(machine)
         self.head.run(str(Path(sys.executable).with_name("ray")), "drain-node", f"--address={self.address}", f"--node-id={node}", *words)
@@ -240,14 +240,14 @@ def _below_tmp(folders: Sequence[Path]) -> list[Path]:
 
 
 def environment(variables: dict[str, str] | None = None) -> dict[str, str]:
-    """Of processes on a machine: this checkout, and a /tmp that is the machine's."""
+    """Environment of processes on a machine: this checkout, and the machine's own /tmp."""
     ours = {"PYTHONPATH": str(Path.cwd()), "TMPDIR": "/tmp", "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
     ours |= {"RAY_agent_register_timeout_ms": "300000", "RAY_worker_register_timeout_seconds": "300"}
     return os.environ | ours | (variables or {})
 
 
 def lasting(folder: Path) -> dict[str, str]:
-    """Variables of the nodes of a cluster whose head may start again: Ray's GCS has its tables in ``folder``, other nodes wait for it.
+    """Variables for the nodes of a cluster whose head may restart: Ray's GCS keeps its tables in ``folder``, other nodes wait for it.
 
     Ray calls this store alpha; with Redis in its place the same holds.
     """

@@ -16,7 +16,7 @@ JOINED: dict[str, Any] = {"host": "0.0.0.0", "access": {"no_keys": True}}
 
 
 class JoinedServer(ServerProcess):
-    """Use it inside the head's network (`Machine.inside`). Left, its applications have gone from the cluster."""
+    """Use it inside the head's network (`Machine.inside`). On exit its applications are gone from the cluster."""
 
     def __init__(self, fleet: Fleet, state: Path, *, delay_s: float = 0.0, **config: Any) -> None:
         ServerProcess.__init__(self, scripted(self._joined(fleet, config), delay_s), state)
@@ -29,15 +29,15 @@ class JoinedServer(ServerProcess):
         return {"address": fleet.address, **JOINED, **config}
 
     def configure(self, **config: Any) -> None:
-        """For its next start."""
+        """Set the config of its next start."""
         self._command[self._command.index("--config") + 1] = json.dumps(self._joined(self.fleet, config))
 
     def processes(self) -> list[psutil.Process]:
-        """Those alone that this server has started itself: the cluster is another's."""
+        """Only the processes that this server started: the cluster is not its own."""
         return [psutil.Process(self.pid)] if self.is_running else []
 
     def start_again(self) -> None:
-        """Once its machine was switched off, as that machine's service manager would."""
+        """Start it again after its machine was switched off, as that machine's service manager would."""
         process, self._process = self._process, None
         if process is not None:
             process.kill()

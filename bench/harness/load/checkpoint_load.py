@@ -21,13 +21,13 @@ WARM_S = 12.0  # two bursts
 STREAMS = 24  # offline requests open at a time
 CHAT_TOKENS = (100, 300)
 CHAT_OUTPUT, CHAT_SIGMA, MAX_OUTPUT = 80, 1.0, 500  # median, shape and end of a log-normal: most answers are short, some are long
-CLOSED = 40  # chats at once that say how many the engine can answer
+CLOSED = 40  # chats at once, to measure how many the engine can answer
 VOCAB = (100, 4000)
 
 
 @dataclass(slots=True)
 class Seen:
-    """Of one engine. Times in seconds; ``latency_s`` from a request's arrival to its end, with the tokens that it was answered."""
+    """What was seen of one engine. Times in seconds. ``latency_s``: of each request, arrival to end, with its answer tokens."""
 
     ttft_s: list[float] = field(default_factory=list)
     gaps_s: list[float] = field(default_factory=list)

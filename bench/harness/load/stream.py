@@ -19,7 +19,7 @@ class Stream(threading.Thread):
         self.status: int | None = None
         self.got = 0
         self.error: str | None = None
-        self.replica: int | None = None  # its process
+        self.replica: int | None = None  # process id of the replica that answers
         self.ended_s: float | None = None
         self.start()
 
@@ -40,7 +40,7 @@ class Stream(threading.Thread):
         self.ended_s = time.monotonic()
 
     def begun(self) -> None:
-        """Return once it is answered, by whatever. Raises `TimeoutError`."""
+        """Return once there is a status or an error. Raises `TimeoutError`."""
         end_s = time.monotonic() + READY_S
         while self.status is None and self.error is None:
             if time.monotonic() > end_s:

@@ -22,7 +22,7 @@ from harvester.api.client import Harvester
 
 def main(phase: str, url: str, what: str) -> None:
     with harvester.connect(url) as client:
-        client.sql("select 1 as one").arrow()  # all is loaded
+        client.sql("select 1 as one").arrow()  # so that all modules are loaded
         reset_peak()
         idle_bytes, began_s = resident_bytes(), time.monotonic()
         found = PHASES[phase](client, what)

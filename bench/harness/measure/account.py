@@ -1,4 +1,4 @@
-"""What a system got done in parts of a stretch, three ways: tokens, rows and work a second.
+"""What a system completed in parts of a stretch, measured three ways: tokens, rows and work a second.
 
 Tokens a second alone say little in a short time: they reward prompts, and punish a stretch that begins while every slot is decoding.
 """
@@ -11,15 +11,15 @@ from typing import Any
 from bench.harness.measure.prices import Prices
 from bench.harness.measure.stretch import Stretch
 
-Part = tuple[float, float]  # of a load: seconds from its start
+Part = tuple[float, float]  # begin and end, in seconds from the start of a load
 THREE = ("total_tokens_per_s", "rows_per_s", "work_per_s")
 
 
 def account(rounds: Sequence[Stretch], parts: Sequence[Part], prices: Prices) -> dict[str, Any]:
-    """Of all rounds together, within ``parts``, each as the counters' samples next to its ends bound it.
+    """Rates over all rounds within ``parts``, whose ends are moved to the nearest samples of the counters.
 
-    ``rows_per_s``: offline requests that ended. ``work_per_s``: see `bench.harness.measure.prices`; tokens computed again are none.
-    ``busy_share``: of the time, what the engine spent in steps. All are None where the parts hold no two samples.
+    ``rows_per_s``: offline requests that ended. ``work_per_s``: see `bench.harness.measure.prices`; recomputed tokens do not count.
+    ``busy_share``: share of the time that the engine spent in steps. All are None if no part holds two samples.
     """
     found = [_within(stretch, part, prices) for stretch in rounds for part in parts]
     seconds, online, both, rows, work_s, busy_s = (sum(values) for values in zip((0.0,) * 6, *found, strict=True))
@@ -48,14 +48,14 @@ def _within(stretch: Stretch, part: Part, prices: Prices) -> tuple[float, ...]:
 
 
 def _samples(stretch: Stretch, part: Part) -> tuple[int, int]:
-    """Numbers of the samples next to its ends."""
+    """Indices of the samples nearest to the ends of a part."""
     last = len(stretch.samples) - 1
     begin, end = (min(last, max(0, round(at_s / stretch.seconds * last))) for at_s in part)
     return begin, end
 
 
 def settled(parts: Sequence[Part], settle_s: float) -> list[Part]:
-    """Those seconds of chat that come ``settle_s`` after its begin, in each of ``parts``."""
+    """Each of ``parts`` without its first ``settle_s``; shorter parts are left out."""
     return [(begin_s + settle_s, end_s) for begin_s, end_s in parts if begin_s + settle_s < end_s]
 
 

@@ -14,7 +14,7 @@ from bench.harness.measure.work import Work
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One engine once. ``done``: what the shared state counted."""
+    """One run of one engine. ``done``: what the shared state counted."""
 
     seconds: float
     seen: Seen
@@ -23,12 +23,12 @@ class Round:
 
     @property
     def lost(self) -> int:
-        """Tokens computed again after preemptions: without those that a step ended early had computed."""
+        """Recomputed tokens after preemptions, without those of steps that were ended early."""
         return max(0, self.work.recomputed - round(self.done["taken_back_tokens"]))
 
     @property
     def lost_s(self) -> float:
-        """What computing those took, and all copies, as if nothing else were done beside them."""
+        """Seconds to recompute those tokens, and of all copies, as if nothing ran beside them."""
         copies_s = self.done["store_s"] + self.done["load_s"]
         return self.work.recomputed_s * self.lost / max(1, self.work.recomputed) + copies_s
 
@@ -62,12 +62,12 @@ def summary(rounds: Sequence[Round]) -> dict[str, Any]:
 
 
 def _lost_share(rounds: Sequence[Round]) -> float:
-    """Tokens computed again after preemptions, of all token work."""
+    """Share of all token work that was recomputed after preemptions."""
     return sum(each.lost for each in rounds) / max(1, sum(each.work.tokens for each in rounds))
 
 
 def _blocked_share(rounds: Sequence[Round]) -> float:
-    """Time that requests waited for their KV to be read back, of the time from their arrival to their end."""
+    """Share of the requests' whole latency that they waited for their KV to be read back."""
     waited = sum(each.done["resume_s"] for each in rounds)
     return waited / max(1e-9, sum(seconds for each in rounds for seconds, _ in each.seen.latency_s))
 
@@ -113,12 +113,12 @@ NAMED = {"ttft_s": "ttft", "gaps_s": "tpot"}
 def goals_of(
     found: Mapping[str, Sequence[Round]], chats: Mapping[float, Mapping[str, Sequence[Round]]], ratios: Mapping[str, dict[str, Any]]
 ) -> dict[str, dict[str, Any]]:
-    """Each goal with what was measured and whether that meets it; those that need systems which did not run are left out.
+    """Each goal with its measured value and whether it is met. Goals whose systems did not run are left out.
 
-    What preemptions cost is won back in two accounts. By throughput: what offline work gained, of what it would gain if computing again
-    took no time; above 1 where it gained more than that. By time: what they took without checkpoints, less what they and all copies take
-    with them as if nothing ran beside those (`Round.lost_s`), which is the least that can be said. ``chats``: by load. A ratio of
-    latencies counts where it is greatest, as in FastServe Fig. 15; ``loads`` has it at each.
+    The recovered cost of preemptions is measured twice. By throughput: the gain of offline work, over its gain if recomputing took no time;
+    it may exceed 1. By time: the part of the time lost without checkpoints that is not lost with them (`Round.lost_s`). This is a lower
+    bound, since all copies count as if nothing ran beside them. ``chats``: by load. Of a ratio of latencies the greatest counts, as in
+    FastServe Fig. 15; ``loads`` has it at each load.
     """
     ours, recompute = found["incremental+partial"], found["recompute"]
     blocked = max(_blocked_share(each) for each in (ours, *(at_load["chat_proactive"] for at_load in chats.values())))
@@ -145,7 +145,7 @@ def goals_of(
 
 
 def _lost_time(rounds: Sequence[Round]) -> float:
-    """What preemptions and checkpoints took, as a share of all time."""
+    """Share of all time that preemptions and checkpoints took."""
     return sum(each.lost_s for each in rounds) / sum(each.seconds for each in rounds)
 
 

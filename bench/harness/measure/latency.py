@@ -15,7 +15,7 @@ PERCENTILES = (50, 90, 99)
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """Both of the 99th percentile (ConServe 6.2)."""
+    """Targets for the 99th percentiles (ConServe 6.2)."""
 
     ttft_ms: float
     tpot_ms: float
@@ -30,17 +30,19 @@ class Online:
     prompt_tokens: int
     tokens: Sequence[tuple[float, int]]
     ended: bool
-    seen_until_s: float  # its end, or the end of looking
-    refused: bool = False  # with 429: seen until the end of looking, as one that never got a token
+    seen_until_s: float  # its end, or the end of observation
+    refused: bool = False  # with 429: counts as waiting for a token until the end of observation
 
     @property
     def ttft_ms(self) -> float:
-        """From sending. Of a request without a token: how long it waited while it was looked at, which is too little."""
+        """From sending. Without a token: the wait until the end of observation, which is too short."""
         return ((self.tokens[0][0] if self.tokens else self.seen_until_s) - self.sent_s) * 1e3
 
     def gaps(self) -> list[tuple[float, float]]:
-        """(end, ms) of every wait between two chunks: a chunk of several tokens closes one gap. The wait for a token that did not come
-        before the end of looking counts as it stands."""
+        """(end, ms) of every gap between two chunks; a chunk of several tokens closes one gap.
+
+        A gap that is open at the end of observation counts with its length so far.
+        """
         times = [at_s for at_s, _ in self.tokens]
         if times and not self.ended:
             times.append(self.seen_until_s)
@@ -120,8 +122,10 @@ def attainment(requests: Sequence[Online], lines: Sequence[dict[str, Any]], slo:
 
 
 def late_gaps_share(requests: Sequence[Online], slo: Slo) -> float | None:
-    """Of all gaps, those longer than the SLO; None of none. A P99 TPOT at the knee of chat's own prompt steps doubles when 1.0% of the gaps
-    become 1.5%, which this shows as what it is."""
+    """Share of the gaps that are longer than the SLO; None without gaps.
+
+    A P99 TPOT at the knee of chat's own prompt steps doubles when 1.0% of the gaps become 1.5%; this share shows how small that change is.
+    """
     gaps = [gap_ms for request in requests for _, gap_ms in request.gaps()]
     return round(sum(gap_ms > slo.tpot_ms for gap_ms in gaps) / len(gaps), 5) if gaps else None
 

@@ -1,4 +1,4 @@
-"""The most memory that a process held since it was last asked, as the kernel counts it (Linux)."""
+"""Peak resident memory of a process since the last reset, as the kernel counts it (Linux)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which of a peer's settings is held against harvester."""
+"""Chooses the setting of a peer that harvester is compared with."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ class PeerRun(NamedTuple):
 
 
 def best_peer(found: Mapping[K, PeerRun]) -> K:
-    """The lowest P99 TTFT among those within 5% of the highest total throughput. One that answered no chat comes last."""
+    """The setting with the lowest P99 TTFT among those within 5% of the highest total throughput.
+
+    A setting that answered no chat comes last.
+    """
     enough = NEAR * max(run.total_tokens_per_s for run in found.values())
     able = {setting: run.ttft_p99_ms for setting, run in found.items() if run.total_tokens_per_s >= enough}
     return min(able, key=lambda setting: able[setting] or math.inf)

@@ -1,7 +1,7 @@
-"""What tokens cost, whoever computes them: the work of a system, and what an engine can do with chat alone.
+"""Prices of tokens, the same for all systems: the work of a system, and the capacity of an engine for chat alone.
 
-Work is the marginal seconds of the tokens computed, by one latency model for all systems of a run. A step's fixed time is left out, and
-what a chunk of a prompt costs beside its tokens: a scheduler that runs more and smaller steps does no more work for that.
+Work is the marginal seconds of the computed tokens, by one latency model for all systems of a run. A step's fixed time, and the cost of a
+prompt chunk beside its tokens, are left out: a scheduler does no more work by running more and smaller steps.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from harvester.errors import EngineError
 from harvester.policy.model.latency import LatencyModel
 from harvester.policy.model.load import StepLoad
 
-LEAST_STEPS = 20  # that prices can be told from
+LEAST_STEPS = 20  # needed to fit prices
 PIECES = 8
-FITTED = ("online_only", "offline_only", "vllm_priority")  # labels of stock vLLM begin so
+FITTED = ("online_only", "offline_only", "vllm_priority")  # prefixes of the labels of stock vLLM
 
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """Seconds that one more of each takes in a step that is full.
+    """Marginal seconds in a full step, of a prompt token and of a decode.
 
-    ``attention_s``: of a prompt token for each token of context before it; ``context_s``: of a decode for each.
+    ``attention_s``: of a prompt token, for each token of context before it. ``context_s``: of a decode, for each token of context.
     """
 
     prompt_token_s: float
@@ -40,11 +40,11 @@ class Prices:
         return prompts_s + self.decode_s * load.decode_seqs + self.context_s * load.decode_context
 
     def step_s(self, step: Ran) -> float:
-        """Without the tokens that had been computed before, each at the mean price of the step's tokens."""
+        """Work of a step without its recomputed tokens, which count at the mean price of the step's tokens."""
         return self.load_s(step.load) * (1.0 - step.again_tokens / max(1, step.load.tokens))
 
     def request_s(self, prompt_tokens: int, output_tokens: int) -> float:
-        """A whole request. Its first output token comes of the prompt."""
+        """Work of a whole request. Its first output token comes with the prompt."""
         decodes = max(0, output_tokens - 1)
         contexts = decodes * prompt_tokens + decodes * (decodes - 1) // 2
         return self.load_s(StepLoad.prefill(prompt_tokens) + StepLoad(0, 0.0, decodes, contexts))
@@ -60,7 +60,7 @@ def prices_of(steps: Iterable[Ran]) -> Prices:
 
 
 def stock_prices(folder: Path) -> tuple[Prices, dict[str, Any]]:
-    """Fitted to all steps of stock vLLM in a run, whose records lie in ``folder``; and what a result says of it."""
+    """Prices fitted to all steps of stock vLLM in a run, whose records lie in ``folder``; and an entry for the result."""
     files = sorted(file for name in FITTED for file in folder.glob(f"{name}*.steps"))
     steps = [step for file in files for step in read_record(file).steps]
     prices = prices_of(steps)
@@ -82,8 +82,10 @@ def _prices(model: LatencyModel) -> Prices:
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What an engine can do with chat alone. ``work_per_s``: in a second in which it computes, with as many chats open as it takes;
-    the median of ``pieces``, which took about equally long."""
+    """Capacity of an engine for chat alone. ``work_per_s``: work in a second of computing with a full batch of chats.
+
+    It is the median of ``pieces``, which took about equally long.
+    """
 
     work_per_s: float
     pieces: Sequence[float]
@@ -91,11 +93,11 @@ class Capacity:
     prices: Prices
 
     def requests_per_s(self, load: Sequence[Arrival]) -> float:
-        """Of requests as long as those of ``load``."""
+        """Capacity in requests as long as those of ``load``."""
         return self.work_per_s / fmean(self.prices.request_s(one.prompt_tokens, one.output_tokens) for one in load)
 
     def share_of(self, load: Sequence[Arrival], seconds: float) -> float:
-        """Of what the engine can do in ``seconds``, what the load is."""
+        """The load's share of what the engine can do in ``seconds``."""
         return len(load) / seconds / self.requests_per_s(load) if load else 0.0
 
     def line(self, load: Sequence[Arrival]) -> dict[str, Any]:
@@ -112,8 +114,8 @@ class Capacity:
 def capacity_of(steps: Sequence[Ran]) -> Capacity:
     """From the steps of an engine that had more chats to serve than it takes at once. Raises `EngineError` for too few.
 
-    What the steps hold is taken of all of them, how fast the machine was from the median piece: nearly half of the pieces may be slow, for
-    whatever else the machine did.
+    Work is counted over all steps, the speed of the machine by the median piece: nearly half of the pieces may be slow because of other
+    load.
     """
     model = _model(steps)
     prices = _prices(model)

@@ -16,7 +16,7 @@ from harvester.policy.model.latency import LatencyModel
 from harvester.policy.model.load import StepLoad
 from harvester.sim.cost import Cost
 
-ALIKE_STEPS = 50  # fewest steps of one length whose deviations are drawn from
+ALIKE_STEPS = 50  # fewest steps of one length to draw deviations from
 IN_A_ROW = 32  # deviations that follow each other as measured, on average
 SWEEPS = 400
 
@@ -34,7 +34,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """A step. ``ended_early``: for an arrival; what it had computed was lost. ``again_tokens``: of its tokens, those computed before."""
+    """A step. ``ended_early``: for an arrival; its results were lost. ``again_tokens``: its recomputed tokens."""
 
     at_s: float
     load: StepLoad
@@ -45,7 +45,7 @@ class Ran:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Of one engine."""
+    """The record of one engine."""
 
     blocks: int
     block_tokens: int
@@ -66,7 +66,7 @@ def read_record(path: Path) -> Record:
 
 
 class _Fit(LatencyModel):
-    """The latency model without its memory: every step counts the same."""
+    """The latency model without forgetting: every step counts the same."""
 
     MEMORY_STEPS = 1e15
     SPEED_CHANGE = math.inf
@@ -79,7 +79,7 @@ class _Fit(LatencyModel):
 class StepFit:
     """``deviations``: actual over predicted seconds, by length of the step, in the order in which the steps ran.
 
-    ``slower``: by what factor steps take longer where they are played than where they were fitted.
+    ``slower``: factor by which steps take longer in the simulated run than in the runs they were fitted to.
     """
 
     model: LatencyModel
@@ -88,10 +88,10 @@ class StepFit:
     slower: float = 1.0
 
     def cost(self, seed: int) -> Cost:
-        """Seconds of a step, drawn: the prediction times the deviation of a step that was about as long.
+        """A random step cost: the prediction times the deviation of a measured step of about the same length.
 
-        Deviations follow each other as they were measured, some dozen in a row: a machine that is slow stays so for a while, and a brain
-        that learns follows it.
+        Deviations follow each other as measured, some dozen in a row: a slow machine stays slow for a while, and a brain that learns adapts
+        to it.
         """
         rng, predict = random.Random(seed), self.model.predict
         places: dict[int, int] = {}
@@ -109,7 +109,7 @@ class StepFit:
         return drawn
 
     def bias(self, steps: Iterable[Ran]) -> float | None:
-        """Actual over predicted seconds of all these steps together; None of none."""
+        """Actual over predicted seconds of all these steps together; None if there are none."""
         pairs = [(step.seconds, self.model.predict(step.load)) for step in steps if not step.ended_early]
         return round(fmean(actual for actual, _ in pairs) / fmean(predicted for _, predicted in pairs), 4) if pairs else None
 
@@ -137,5 +137,5 @@ def fit(steps: Sequence[Ran]) -> StepFit:
 
 
 def length_of(seconds: float) -> int:
-    """Lengths are told apart by factors of 1.4."""
+    """Class of a step's length; classes differ by a factor of 1.4."""
     return round(2.0 * math.log2(max(seconds, 1e-6)))

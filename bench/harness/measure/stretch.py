@@ -22,7 +22,7 @@ from bench.harness.servers.systems import System, SystemSetup, client_core
 from harvester.errors import EngineError
 
 READY_S = 120.0
-START_S = 0.5  # between the agreement on the start and the start
+START_S = 0.5  # from agreeing on the start to the start
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,21 +48,21 @@ class Stretch:
         return [gap_ms for request in self.requests for _, gap_ms in request.gaps()]
 
     def p99(self) -> Slo:
-        """Raises `EngineError` where no request ended."""
+        """P99 TTFT and TPOT. Raises `EngineError` if no request had two tokens."""
         ttft, tpot = percentile(self.ttft_ms(), 99), percentile(self.tpot_ms(), 99)
         if ttft is None or tpot is None:
             raise EngineError("no online request had two tokens; give the run more --seconds or a higher rate")
         return Slo(ttft, tpot)
 
     def tokens(self, begin: int = 0, end: int = -1) -> tuple[int, int]:
-        """Between two samples: online ones by their clients, all by the engine's counters."""
+        """(online, all) tokens between two samples: online by the clients, all by the engine's counters."""
         first, last = self.samples[begin], self.samples[end]
         start_s = self.samples[0].at_s
         online = sum(r.tokens_before(last.at_s - start_s) - r.tokens_before(first.at_s - start_s) for r in self.requests)
         return online, last.tokens - first.tokens
 
     def rates(self, begin: int = 0, end: int = -1) -> dict[str, float]:
-        """Tokens per second between two samples; offline is what is left of all."""
+        """Tokens per second between two samples; offline is the rest."""
         online, both = self.tokens(begin, end)
         seconds = self.samples[end].at_s - self.samples[begin].at_s
         return {
@@ -122,7 +122,7 @@ class Span:
 
 
 def idle(system: System, seconds: float) -> Span:
-    """How fast offline work goes with no online request there. Offline work must have begun."""
+    """Throughput of offline work, which must have begun, with no online request."""
     print(f"{system.label}: offline work alone for {seconds:g} s", file=sys.stderr)
     first = counters.read(system.url)
     time.sleep(seconds)
@@ -135,7 +135,7 @@ def idle(system: System, seconds: float) -> Span:
 def ran_between(counts: Path, begin_s: float, end_s: float, *, every: bool = False) -> tuple[list[Ran], list[float]]:
     """The engine's steps in a span of the monotonic clock, and the ends of its offline requests.
 
-    ``every``: of all requests. Where none is online, stock vLLM gets offline ones like any other.
+    ``every``: of all requests. Without online ones, stock vLLM gets offline requests that are not marked as such.
     """
     record = read_record(counts.with_suffix(".steps"))
     rows_s = [row.at_s for row in record.rows if (row.offline or every) and begin_s <= row.at_s < end_s]

@@ -11,9 +11,9 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Token positions computed in a span of time, those of them that had been computed before, and those of offline work that had not.
+    """Token positions computed in a span of time. ``recomputed``: those computed before. ``offline``: new ones of offline work.
 
-    ``recomputed_s``: what computing again took, by harvester's model of step times; 0 where stock vLLM plans.
+    ``recomputed_s``: time spent on recomputing, by harvester's latency model; 0 where stock vLLM plans.
     """
 
     steps: int

@@ -53,7 +53,7 @@ def _value(schema: dict[str, Any]) -> object:
 
 
 class JobsServer:
-    """``state`` is its folder, ``told_state`` what it says of it: on another machine, the path of a folder there. Use `serving`."""
+    """``state``: its folder. ``told_state``: the folder that it reports, as a server on another machine would. Use `serving`."""
 
     def __init__(
         self,

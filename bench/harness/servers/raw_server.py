@@ -18,7 +18,7 @@ from harvester.errors import EngineError
 from harvester.ports import free_port
 
 CORE = ("scheduler_cls", "worker_cls", "additional_config", "scheduling_policy", "async_scheduling")
-OURS = (*CORE, "reasoning_parser", "tool_parser", "api_key")  # of the last three harvester has words that vLLM has not
+OURS = (*CORE, "reasoning_parser", "tool_parser", "api_key")  # harvester has values of the last three that vLLM does not know
 
 
 def stock(arguments: dict[str, Any]) -> dict[str, Any]:
@@ -27,10 +27,10 @@ def stock(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 class RawServer:
-    """``arguments``: vLLM's by name; ``patient``: it waits between its processes as harvester does; ``own``: arguments of the peer's own,
-    which `stock` does not touch.
+    """A process of vLLM's own server, ready on enter and gone on exit.
 
-    Entered, it answers; left, it is gone.
+    ``arguments``: vLLM's by name. ``patient``: it waits between its processes as harvester does. ``own``: arguments of the peer's own,
+    which `stock` does not touch.
     """
 
     def __init__(self, arguments: dict[str, Any], log: Path, *, patient: bool = False, own: dict[str, Any] | None = None) -> None:

@@ -53,7 +53,7 @@ def run(folder: Path, requests: Path, engine: dict[str, Any]) -> Finished:
 
 
 def _run(command: list[str], log: Path) -> None:
-    """Run it in a process group of its own, which is gone afterwards, its engine with it."""
+    """Run the command in a process group of its own, which is killed afterwards together with its engine."""
     with log.open("wb") as out:
         process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=os.environ | QUIET, start_new_session=True)
         try:

@@ -30,8 +30,8 @@ from harvester.serve.deployments.scale.scaling import REPLICA, Floor, scaling
 from harvester.serve.deployments.seam import keep_to_loopback, told_to_leave
 from harvester.serve.deployments.version import bound
 from harvester.serve.environment import use_haproxy
+from harvester.serve.http.forwarding import add_forwarding
 from harvester.serve.http.page import add_page
-from harvester.serve.http.sent_on import send_on
 from jobs.engine import ApiCall, EngineGone, Prompt
 from jobs.run.runner import Runner
 from jobs.run.slice import open_parts
@@ -41,7 +41,7 @@ from jobs.testing import ScriptedEngine, last_content
 CONTEXT_TOKENS = 8192
 CONCURRENCY = 64
 TOKEN_S = 0.1  # of a scripted stream
-ROW_S = 0.1  # that a chat is told to wait for each row in work
+ROW_S = 0.1  # expected wait of a chat, as reported, for each row in work
 
 
 def last_word(prompt: Prompt) -> str:
@@ -70,7 +70,7 @@ class ScriptedReplica:
 
     A chat is answered with ``max_tokens`` tokens as a stream, one each `TOKEN_S`.
 
-    ``delay_s``: of each completion, of which `CONCURRENCY` are in work.
+    ``delay_s``: of each completion; `CONCURRENCY` run at once.
     """
 
     def __init__(self, config: ServeConfig, choice: ModelChoice, state: str, ledger: str, delay_s: float) -> None:
@@ -93,7 +93,7 @@ class ScriptedReplica:
         self._app = FastAPI()
         self._app.post("/v1/chat/completions")(chat)
         add_page(self._app)
-        send_on(self._app, config, CHAT_ROUTES)
+        add_forwarding(self._app, config, CHAT_ROUTES)
         guard(self._app, CHAT_ROUTES, gate_of(config, folder.keys))
         self._floor = Floor(config.replicas, choice.name, LedgerActor(ledger))
         self._harvest: asyncio.Task[None] | None = None
@@ -126,11 +126,11 @@ class ScriptedReplica:
         return self._floor.stats()
 
     async def record_routing_stats(self) -> dict[str, Any]:
-        """As if the rows of jobs in work were a step, which a chat would wait for."""
+        """Reports the running rows of jobs as if they were a step that a chat must wait for."""
         return {EXPECTED_S: self._engine.running * ROW_S}
 
     async def now(self) -> dict[str, Any]:
-        """Its name alone: there is no engine to tell of."""
+        """Its id alone: there is no engine to report on."""
         return {"id": serve.get_replica_context().replica_id.unique_id}
 
     async def metrics(self) -> dict[str, str]:

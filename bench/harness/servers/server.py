@@ -31,7 +31,7 @@ def scripted(config: dict[str, Any], delay_s: float) -> tuple[str, ...]:
 
 
 class ServerProcess:
-    """``arguments`` follow the interpreter; ``--state`` and ``--port`` are added. Entered, it answers; left, it is gone, whole."""
+    """``arguments`` follow the interpreter; ``--state`` and ``--port`` are added. Ready on enter; on exit all its processes are gone."""
 
     def __init__(self, arguments: Sequence[str], state: Path) -> None:
         self.state = state
@@ -43,7 +43,7 @@ class ServerProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     def listen_on(self, port: int) -> None:
-        """Before it is started."""
+        """Call it before `start`."""
         self.port, self.url = port, f"http://127.0.0.1:{port}"
         self._command[-1] = str(port)
 
@@ -57,7 +57,7 @@ class ServerProcess:
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> Self:
-        """Anew where it was stopped or killed."""
+        """Start the server, also again after it was stopped or killed."""
         began_s = time.monotonic()
         with self.log.open("ab") as output:
             self._process = subprocess.Popen(

@@ -60,7 +60,7 @@ class SystemSetup:
 
 
 class System(Protocol):
-    """Entered, it answers at ``url`` with no offline work; ``counts`` is the file of its `bench.harness.engine.tally`."""
+    """On enter it answers at ``url``, without offline work; ``counts`` is the file of its `bench.harness.engine.tally`."""
 
     label: str
     counts: Path
@@ -131,7 +131,7 @@ class Stock(_OwnServer):
 
 
 class Harvester(_OwnServer):
-    """``harvester serve`` with a config file; offline work is a job over the table. ``config``: sections laid over the site's."""
+    """``harvester serve`` with a config file; offline work is a job over the table. ``config``: further sections of that file."""
 
     def __init__(self, setup: SystemSetup, label: str, config: dict[str, Any] | None = None, **engine: Any) -> None:
         own = counted(counts_file(setup, label), f"bench.harness.engine.counting_harvest.Counted{'' if setup.cpu else 'Async'}Harvest")
@@ -168,7 +168,7 @@ def counted(counts: Path, scheduler: str) -> dict[str, Any]:
 
 
 def await_offline(system: System) -> None:
-    """Wait until the first offline answer is whole: the prompts that all came at once are worked off then. Else `EngineError`."""
+    """Wait for the first whole offline answer: the prompts that came all at once are done then. Raises `EngineError` if none comes."""
     before, end_s = counters.finished(system.url), time.monotonic() + OFFLINE_BEGINS_S
     while counters.finished(system.url) == before:
         system.check()

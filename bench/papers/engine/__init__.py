@@ -1,1 +1,1 @@
-"""One replica as a compiled loop: what the papers' systems do with KV, prompts and turns, as numbers that a rule is chosen by."""
+"""One replica as a compiled loop. Numbers choose among the rules of the papers' systems for KV, prompts and order."""

@@ -1,4 +1,4 @@
-"""Who of those that wait may begin in this step, by the KV that it is counted with."""
+"""Which waiting requests may begin in this step, by the KV that each is counted with."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from bench.papers.engine.compiled import compiled
 from bench.papers.engine.order import NEAREST_FIT
 
 BLOCK, LONGEST, PREDICTED, CURVE = range(4)
-"""Counted with: the blocks of what is computed now; the longest answer there is; the predicted one; all predictions as a curve."""
+"""How a request's KV is counted: the blocks computed now; the longest possible answer; the predicted one; all predictions as a curve."""
 LEAST_LEFT, LEFT_SHARE = 16, 0.3  # of what was emitted, where an answer is longer than predicted
 LEAST_MARGIN, MOST_MARGIN = 0.02, 0.3  # of the KV, left free by the curve
 RECOMPUTED, RAISED, LOWERED = 0.01, 1.5, 0.9  # as `harvester.policy.admission.margin`
@@ -23,20 +23,20 @@ def blocks_of(tokens: int, rules: Rules) -> int:
 
 @compiled
 def final_blocks(request: Request, rules: Rules) -> int:
-    """When it has made the answer that it is counted with."""
+    """KV blocks at the end of the answer that the request is counted with."""
     longest = rules.max_output if rules.allocation == LONGEST else max(request.predicted, request.emitted + LEAST_LEFT)
     return blocks_of(request.prompt + longest, rules)
 
 
 @compiled
 def left_tokens(request: Request) -> int:
-    """Of its answer, as predicted."""
+    """Tokens left of its answer, by the prediction, but never fewer than a minimum."""
     return max(request.predicted - request.emitted, LEAST_LEFT, int(LEFT_SHARE * request.emitted))
 
 
 @compiled
 def left_of_curve(request: Request, rules: Rules) -> float:
-    """The same within the longest answer there is, as `harvester.policy.admission.expected` has it."""
+    """As `left_tokens`, within the longest possible answer, as in `harvester.policy.admission.expected`."""
     left = max(float(request.predicted - request.emitted), float(LEAST_LEFT), LEFT_SHARE * request.emitted)
     return min(left, float(rules.max_output - request.emitted))
 
@@ -61,7 +61,7 @@ def curve_fits(requests: Requests, rules: Rules, held: Ints, count: int, bound: 
 
 @compiled
 def choose(requests: Requests, engine: Engine, rules: Rules, running: Ints, waiting: Ints, chosen: Ints) -> None:
-    """The first of those that wait that fit; one that does not keeps those behind it out. The plan of a step, made before it."""
+    """Choose waiting requests in order until one does not fit; it keeps those behind it out. This plans the step before it runs."""
     engine.chosen = 0
     if engine.waiting == 0:
         return
@@ -113,7 +113,7 @@ def _choose_by_curve(requests: Requests, engine: Engine, rules: Rules, running: 
 
 @compiled
 def _still_refused(engine: Engine, running: Ints, index: int, bound: float) -> bool:
-    """The same one did not fit a few plans ago, beside the same ones: it is not tried again yet."""
+    """Whether the same request was refused a few plans ago, beside the same ones. Then it is not tried again yet."""
     engine.refused_plans += 1
     if engine.refused_rows == 0 or engine.refused_plans >= LOOK_AGAIN or bound > engine.refused_bound:
         return False
@@ -129,7 +129,7 @@ def _refuse(engine: Engine, running: Ints, index: int, bound: float) -> None:
 
 @compiled
 def _choose_nearest(requests: Requests, engine: Engine, rules: Rules, waiting: Ints, chosen: Ints, slots: int, blocks: int) -> None:
-    """MultiRes (EconoServe 2.1): again and again the one whose demand of tokens and KV is nearest to what is left of both."""
+    """MultiRes (EconoServe 2.1): repeatedly the request whose demand of tokens and KV is nearest to what is left of both."""
     tokens, taken = max(0, rules.step_tokens - engine.running), np.zeros(engine.waiting, np.bool_)
     while engine.chosen < slots and tokens > 0:
         found, nearest = engine.waiting, np.inf
@@ -153,7 +153,7 @@ def _choose_nearest(requests: Requests, engine: Engine, rules: Rules, waiting: I
 
 @compiled
 def judge_margin(engine: Engine, rules: Rules) -> None:
-    """Whenever as many tokens were computed as the KV holds: more is left free where too many of them are computed again."""
+    """Adjust the margin whenever as many tokens were computed as the KV holds: up if too many were recomputed, else down."""
     tokens = engine.forward - engine.judged
     if tokens < rules.total_blocks * rules.block_tokens:
         return

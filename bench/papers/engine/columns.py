@@ -30,10 +30,10 @@ class Request:
     key: float  # its place among those that wait: the lowest first
     phase: int
     computed: int  # tokens whose KV is there
-    reached: int  # most tokens ever computed: below it is computed again
+    reached: int  # most tokens ever computed; those below it are recomputed
     emitted: int
     blocks: int
-    tokens: int  # it computes in this step
+    tokens: int  # to compute in this step
     swapped: int  # tokens of KV in host memory
     preemptions: int
     recomputed: int
@@ -57,7 +57,7 @@ class Engine:
     busy_s: float
     extra_s: float  # that this step takes beside its load: swapping, choosing
     recomputed: int
-    again: int  # tokens that those who lost their KV compute again, counted when they come back
+    again: int  # tokens that preempted requests recompute, counted when they return
     queued: int  # requests that wait to generate
     queued_blocks: int  # held by prompts and those that wait to generate
     reserve_blocks: int  # of the reserve, in use
@@ -110,7 +110,7 @@ Requests = Sequence[Request]
 
 
 def columns(kind: type) -> np.dtype[Any]:
-    """The record type of such a class."""
+    """The numpy record type with the fields of ``kind``."""
     plain = {int: np.int64, float: np.float64, bool: np.bool_}
     return np.dtype([(name, plain[found]) for name, found in get_type_hints(kind).items()])
 
@@ -119,7 +119,7 @@ REQUEST, ENGINE, RULES = columns(Request), columns(Engine), columns(Rules)
 
 
 def requests(count: int) -> Requests:
-    """``count`` empty ones; numpy's array of records."""
+    """``count`` empty requests, as numpy's array of records."""
     return cast(Requests, np.zeros(count, REQUEST).view(np.recarray))
 
 

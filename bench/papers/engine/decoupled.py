@@ -63,7 +63,7 @@ def decoupled_step(requests: Requests, engine: Engine, rules: Rules, running: In
 
 @compiled
 def queue_task(requests: Requests, engine: Engine, running: Ints, queued: Ints, place: int) -> None:
-    """It waits to generate, with the KV it has."""
+    """Move a running request to the generation queue, with the KV it has."""
     index = running[place]
     take_out(engine, running, place)
     request = requests[index]
@@ -75,7 +75,7 @@ def queue_task(requests: Requests, engine: Engine, running: Ints, queued: Ints, 
 
 @compiled
 def end(requests: Requests, engine: Engine, rules: Rules, running: Ints, held: Ints, place: int) -> None:
-    """It has its last token. In a time-synced group it keeps its KV, and its answer waits, until the last of the group has ended."""
+    """The request has its last token. In a time-synced group its KV and answer are kept until the last of the group has ended."""
     index = running[place]
     take_out(engine, running, place)
     request = requests[index]
@@ -108,7 +108,7 @@ def goes_on(requests: Requests, engine: Engine, running: Ints, group: int) -> bo
 
 @compiled
 def release_groups(requests: Requests, engine: Engine, running: Ints, held: Ints) -> None:
-    """Answers go out whose group has nobody running any more."""
+    """Release the held answers of groups that have nobody running any more."""
     kept = 0
     for place in range(engine.chosen):
         request = requests[held[place]]
@@ -122,7 +122,7 @@ def release_groups(requests: Requests, engine: Engine, running: Ints, held: Ints
 
 @compiled
 def outgrown(requests: Requests, engine: Engine, rules: Rules, running: Ints, queued: Ints, place: int) -> bool:
-    """It has used what it was given: a block of the reserve, or it waits again. Returns whether it still runs."""
+    """The request has used its allocation: it gets a block of the reserve, or waits again. Returns whether it still runs."""
     request = requests[running[place]]
     if request.returns == 0 and engine.reserve_blocks < rules.reserve_blocks and engine.free_blocks > 0:
         engine.reserve_blocks += 1
@@ -144,7 +144,7 @@ def outgrown(requests: Requests, engine: Engine, rules: Rules, running: Ints, qu
 
 @compiled
 def advance_tasks(requests: Requests, engine: Engine, rules: Rules, running: Ints, queued: Ints, held: Ints) -> None:
-    """What the step computed is there at ``engine.now_s``."""
+    """Apply what the step computed, at ``engine.now_s``."""
     place = 0
     while place < engine.running:
         request = requests[running[place]]

@@ -19,7 +19,7 @@ def arrivals(requests: Requests, engine: Engine, rules: Rules, waiting: Ints) ->
 
 @compiled
 def step_s(requests: Requests, engine: Engine, rules: Rules, running: Ints, log: Log) -> float:
-    """Seconds of the step that was put together, by the roofline; 0 where it holds nothing. One token behind others is a decode."""
+    """Seconds of the planned step by the roofline; 0 if it is empty. A single token after computed ones is a decode."""
     prompts = decodes = context = sequences = 0
     attention = 0.0
     for place in range(engine.running):
@@ -46,7 +46,7 @@ def step_s(requests: Requests, engine: Engine, rules: Rules, running: Ints, log:
 
 @compiled
 def account(requests: Requests, engine: Engine, rules: Rules, running: Ints, queued: Ints, held: Ints, seconds: float) -> None:
-    """KV in use over the step, by tokens."""
+    """Add the step to the totals: KV in use, by tokens, and time."""
     tokens = 0
     for place in range(engine.running):
         request = requests[running[place]]
@@ -64,7 +64,7 @@ def account(requests: Requests, engine: Engine, rules: Rules, running: Ints, que
 def paged_loop(
     requests: Requests, engine: Engine, rules: Rules, running: Ints, waiting: Ints, chosen: Ints, queued: Ints, log: Log
 ) -> None:
-    """Until all have ended or ``rules.until_s``."""
+    """Run until all requests have ended, or until ``rules.until_s``."""
     while engine.ended < len(requests) and engine.now_s < rules.until_s:
         arrivals(requests, engine, rules, waiting)
         if engine.running == 0 and engine.waiting == 0:
@@ -92,7 +92,7 @@ def paged_loop(
 def decoupled_loop(
     requests: Requests, engine: Engine, rules: Rules, running: Ints, waiting: Ints, held: Ints, queued: Ints, log: Log
 ) -> None:
-    """Until all have ended or ``rules.until_s``."""
+    """Run until all requests have ended, or until ``rules.until_s``."""
     while engine.ended < len(requests) and engine.now_s < rules.until_s:
         arrivals(requests, engine, rules, waiting)
         if engine.running == 0 and engine.waiting == 0 and engine.queued == 0:

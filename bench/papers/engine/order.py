@@ -1,4 +1,4 @@
-"""Who of those that wait is next: a key, the lowest first. Whoever lost its KV goes before all others, as in vLLM."""
+"""The order of waiting requests: by a key, the lowest first. Whoever lost its KV goes before all others, as in vLLM."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ FCFS, SHORTEST, DEADLINE, ECONOSERVE, NEAREST_FIT = range(5)
 BEGUN = -1e12  # before any other key
 BAND_TOKENS = 128  # EconoServe 3.4
 FIRST_BAND, SECOND_BAND = 1e6, 1e3
-SORT_STEPS = 16  # after which keys that hang on the clock are looked at again
+SORT_STEPS = 16  # between updates of keys that depend on the clock
 
 
 @compiled
@@ -45,7 +45,7 @@ def key_of(request: Request, order: int, now_s: float) -> float:
 
 @compiled
 def wait(requests: Requests, engine: Engine, rules: Rules, waiting: Ints, index: int) -> None:
-    """It has come, or lost its KV: put it where its key says."""
+    """Insert a request that has arrived or lost its KV, by its key."""
     request = requests[index]
     request.key = key_of(request, rules.order, engine.now_s)
     place = engine.waiting
@@ -58,7 +58,7 @@ def wait(requests: Requests, engine: Engine, rules: Rules, waiting: Ints, index:
 
 @compiled
 def leave(engine: Engine, waiting: Ints, place: int) -> None:
-    """The one at ``place`` waits no longer."""
+    """Remove the waiting request at ``place``."""
     engine.waiting -= 1
     for later in range(place, engine.waiting):
         waiting[later] = waiting[later + 1]
@@ -66,7 +66,7 @@ def leave(engine: Engine, waiting: Ints, place: int) -> None:
 
 @compiled
 def sort_again(requests: Requests, engine: Engine, rules: Rules, waiting: Ints) -> None:
-    """Keys that hang on the clock, brought up to date each `SORT_STEPS`; insertion sort, since little has changed."""
+    """Update keys that depend on the clock every `SORT_STEPS` steps; insertion sort, since little has changed."""
     if rules.order != ECONOSERVE or engine.steps % SORT_STEPS:
         return
     count, engine.waiting = engine.waiting, 0

@@ -26,7 +26,7 @@ def take_out(engine: Engine, running: Ints, place: int) -> None:
 
 @compiled
 def preempt(requests: Requests, engine: Engine, rules: Rules, waiting: Ints, index: int) -> None:
-    """Its KV is freed: swapped to the host, or computed again. The caller has taken it out of the running list."""
+    """Free a request's KV: it is swapped to the host, or computed again. The caller has taken it out of the running list."""
     request = requests[index]
     engine.free_blocks += request.blocks
     request.blocks, request.tokens, request.phase = 0, 0, WAITING
@@ -40,7 +40,7 @@ def preempt(requests: Requests, engine: Engine, rules: Rules, waiting: Ints, ind
 
 @compiled
 def make_room(requests: Requests, engine: Engine, rules: Rules, running: Ints, waiting: Ints, tokens_left: int) -> bool:
-    """The newest give up their KV until all others find the blocks they need. Returns whether anybody had to; one always goes on."""
+    """Preempt the newest until all others find the blocks they need. Returns whether any was preempted; one always stays."""
     short = -engine.free_blocks
     for place in range(engine.running):
         request = requests[running[place]]
@@ -59,7 +59,7 @@ def make_room(requests: Requests, engine: Engine, rules: Rules, running: Ints, w
 
 @compiled
 def more_blocks(request: Request, rules: Rules) -> int:
-    """That it needs for the tokens of this step."""
+    """KV blocks that the request lacks for the tokens of this step."""
     return max(0, blocks_of(request.computed + request.tokens, rules) - request.blocks) if request.tokens else 0
 
 
@@ -83,7 +83,7 @@ def give(engine: Engine, request: Request, tokens: int, blocks: int) -> None:
 
 @compiled
 def enter(requests: Requests, engine: Engine, rules: Rules, running: Ints, waiting: Ints, index: int) -> None:
-    """It waits no longer. What the host holds of it comes back first, and the step waits for it."""
+    """Move a waiting request to the running list. KV that the host holds comes back first, and the step waits for it."""
     for place in range(engine.waiting):
         if waiting[place] == index:
             leave(engine, waiting, place)
@@ -102,7 +102,7 @@ def enter(requests: Requests, engine: Engine, rules: Rules, running: Ints, waiti
 
 @compiled
 def admit(requests: Requests, engine: Engine, rules: Rules, running: Ints, waiting: Ints, chosen: Ints, tokens_left: int) -> None:
-    """Those that the plan chose, until one finds no room."""
+    """Admit those that the plan chose, until one does not fit."""
     kept = int(rules.watermark * rules.total_blocks)
     for place in range(engine.chosen):
         if tokens_left <= 0 or engine.running >= rules.max_seqs:
@@ -118,7 +118,7 @@ def admit(requests: Requests, engine: Engine, rules: Rules, running: Ints, waiti
 
 @compiled
 def mixed_step(requests: Requests, engine: Engine, rules: Rules, running: Ints, waiting: Ints, chosen: Ints) -> None:
-    """Those that run, then those that the plan admits; nobody is admitted where KV was short."""
+    """First those that run, then those that the plan admits; nobody is admitted if KV was short."""
     short = make_room(requests, engine, rules, running, waiting, rules.step_tokens)
     if not short:
         choose(requests, engine, rules, running, waiting, chosen)
@@ -144,7 +144,7 @@ def prompts_first_step(requests: Requests, engine: Engine, rules: Rules, running
 
 @compiled
 def advance(requests: Requests, engine: Engine, running: Ints) -> None:
-    """What the step computed is there at ``engine.now_s``; whoever has its last token leaves."""
+    """Apply what the step computed, at ``engine.now_s``. Requests with their last token leave."""
     kept = 0
     for place in range(engine.running):
         request = requests[running[place]]

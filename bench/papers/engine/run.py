@@ -41,9 +41,9 @@ class Figures:
 
 
 def played(requests: Requests, rules: Mapping[str, float], decoupled: bool = False, log: Any = None) -> columns.Engine:
-    """The engine when all of ``requests`` have ended, which they say themselves. ``log``: see `bench.papers.engine.columns.Log`.
+    """Run until all of ``requests`` have ended, whose records are updated in place. Returns the engine.
 
-    Raises ValueError for a request that no empty engine could hold.
+    ``log``: see `bench.papers.engine.columns.Log`. Raises ValueError for a request that no empty engine could hold.
     """
     engines, given = columns.engines(), columns.rules(**rules)
     engine, rule, found, count = engines[0], given[0], _array(requests), len(requests)
@@ -61,7 +61,10 @@ def played(requests: Requests, rules: Mapping[str, float], decoupled: bool = Fal
 
 
 def figures_of(requests: Requests, allowed_s: Floats, engines: Sequence[columns.Engine]) -> Figures:
-    """Of a system of these engines, each on as many GPUs; shares of KV and FLOP/s are means over the whole run and all engines."""
+    """Figures of a system of these engines, each on the same number of GPUs.
+
+    Shares of KV and FLOP/s are means over the whole run and all engines.
+    """
     found, seconds = _array(requests), max(engine.now_s for engine in engines)
     jct_s = found.end_s - found.arrival_s
     normalized_s, in_time = jct_s / found.output, jct_s <= allowed_s

@@ -12,7 +12,7 @@ LOOKED_AT = 40  # tasks that the search for one that fits goes through (the pape
 
 @compiled
 def need_blocks(request: Request, rules: Rules) -> int:
-    """Beside those it holds, to generate all that is predicted to be left."""
+    """KV blocks beyond those it holds, to generate all that is predicted to be left."""
     return blocks_of(request.prompt + request.emitted + left_tokens(request), rules) - request.blocks
 
 
@@ -64,7 +64,7 @@ def group(requests: Requests, engine: Engine, running: Ints, since: int) -> None
 
 @compiled
 def select_tasks(requests: Requests, engine: Engine, rules: Rules, running: Ints, queued: Ints) -> None:
-    """Generation tasks in their order until the KV is used. By EconoServe's order, one that does not fit is passed by."""
+    """Generation tasks in their order until the KV is used. In EconoServe's order, a task that does not fit is skipped."""
     if rules.order == ECONOSERVE and engine.queued > 1:
         _sort_tasks(requests, engine, queued)
     place = passed = 0
@@ -91,7 +91,7 @@ def _sort_tasks(requests: Requests, engine: Engine, queued: Ints) -> None:
 
 @compiled
 def lend(requests: Requests, engine: Engine, rules: Rules, running: Ints, queued: Ints, since: int) -> None:
-    """KV pipelining (3.2): who was started in this step lends the second half of its KV, a quarter, an eighth; borrowers lend on."""
+    """KV pipelining (3.2): a task started in this step lends the second half of its KV, a quarter, an eighth; borrowers lend on."""
     place = since
     while place < engine.running:
         lender = requests[running[place]]
@@ -119,7 +119,7 @@ def _nearest(requests: Requests, engine: Engine, queued: Ints, slot: int, buffer
 
 @compiled
 def unlock(requests: Requests, engine: Engine, rules: Rules, waiting: Ints, queued: Ints) -> None:
-    """All KV is held by tasks that wait: the newest gives its own up and is computed again."""
+    """Waiting tasks hold all KV: the newest gives up its own, and is computed again."""
     lost = 0
     for place in range(1, engine.queued):
         if requests[queued[place]].arrival_s > requests[queued[lost]].arrival_s:

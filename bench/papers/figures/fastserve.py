@@ -132,7 +132,7 @@ def curve(setting: Setting, lengths: str, system: str, scale: Scale) -> dict[str
 
 
 def crossing(values: Mapping[float, float], bound: float) -> float:
-    """The rate at which they pass the bound, between two measured ones by a straight line; below the first one from no load at all."""
+    """The rate at which the values pass ``bound``, interpolated linearly between measured ones; below the first one from no load."""
     before = (0.0, 0.0)
     for rate, value in values.items():
         if value > bound:
@@ -160,7 +160,7 @@ def kv_policies(rate: float, scale: Scale) -> dict[str, Any]:
 
 
 def causes(scale: Scale) -> dict[str, Any]:
-    """What the figures hang on, OPT-13B and ShareGPT: the starvation time, the batch, the share of the link's peak that copies reach."""
+    """What the figures depend on, OPT-13B and ShareGPT: the starvation time, the batch, the share of the link's peak that copies reach."""
     setting, rate = setting_of("opt-13b"), KV_RATES[-1]
     batch = replace(setting, max_seqs=LARGE_BATCH)
     links = {share: replace(setting, machine=replace(setting.machine, link_share=share)) for share in LINK_SHARES}

@@ -1,4 +1,4 @@
-"""How much of it is simulated: all of it, or the short form."""
+"""How much is simulated: all of it, or the short form."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Scale:
         return dataset.for_seconds(self.share * dataset.seconds)
 
     def rates(self, shares: tuple[float, ...]) -> tuple[float, ...]:
-        """Every one of them, or every other."""
+        """All of ``shares``, or every other one."""
         return shares if self.curves else shares[1::2]
 
     def seconds(self, seconds: float) -> float:

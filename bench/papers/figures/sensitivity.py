@@ -1,4 +1,4 @@
-"""EconoServe's figures 11, 12 and 15, and what its rates hang on: OPT-13B unless said, ShareGPT unless said."""
+"""EconoServe's figures 11, 12 and 15, and what its rates depend on: OPT-13B unless said, ShareGPT unless said."""
 
 from __future__ import annotations
 

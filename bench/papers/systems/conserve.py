@@ -1,7 +1,8 @@
 """ConServe and what it is compared with, as parts of the brain: chat beside batch work on one engine.
 
-`vllm_pp` is the paper's vLLM++. Chat goes first and takes KV from batch work. That is batched as much as fits, whatever a step takes. KV
-that is lost is swapped, and the step waits. harvester is ConServe's scheduler with its own reserve; its parts are turned on one by one.
+`vllm_pp` is the paper's vLLM++. Chat goes first and takes KV from batch work. Batch work fills a step as far as it fits, however long the
+step takes. KV that is lost is swapped, and the step waits. harvester is ConServe's scheduler with its own reserve; its parts are turned on
+one by one.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from harvester.policy.view import PolicyConfig
 
 
 class Eager:
-    """All that runs gets its tokens, chat first, up to what a step holds."""
+    """Every running request gets its tokens, chat first, up to what a step holds."""
 
     def alone_tokens(self, view: StepView, batch: Batch) -> int | None:
         return None
@@ -62,7 +63,7 @@ class CoServing:
 
 
 def swapped(ttft_s: float, kv_blocks: int) -> Checkpoints:
-    """KV that is lost is copied when it is lost, and the step waits for all of it."""
+    """A policy that copies KV to the host only when it is lost; the step waits for the whole copy."""
     return Checkpoints(Thresholds(1e-9, 0.0), CUDA_COST, ttft_s, wait_blocks=kv_blocks)
 
 

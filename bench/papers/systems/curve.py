@@ -36,7 +36,7 @@ def by_curve(order: int) -> Callable[[Setting, Dataset], Rule]:
 
 
 class Told(AnswerLengths):
-    """The predictions, in place of what the answers that ended were like. Each request is a job of its own."""
+    """The given predictions instead of lengths learned from ended answers. Each request is a job of its own."""
 
     def __init__(self, predicted: Mapping[str, int]) -> None:
         super().__init__()

@@ -1,7 +1,8 @@
 """DistServe: prompts on one GPU, generation on another, KV sent between the two; twice the GPUs of the other systems.
 
-The pools run one after the other: what the first has computed is the load of the second. First come, first served, a request that waits
-for KV in the second pool would else have waited before the first, so that its end is the same. Lost KV is swapped, as in vLLM 0.1.
+The pools run one after the other: what the first has computed is the load of the second. Under first come, first served, a request that
+waits for KV in the second pool would otherwise have waited before the first, so that its end is the same. Lost KV is swapped, as in vLLM
+0.1.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """SRTF of EconoServe's section 2: ORCA's batch and KV, the shortest answer first, known beforehand.
 
-Whoever runs keeps its place: what is left of it only shrinks. A true SRTF would also take the place of one with more left.
+A running request keeps its place, since what is left of it only shrinks. A true SRTF would also preempt one with more left.
 """
 
 from __future__ import annotations

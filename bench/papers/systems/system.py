@@ -16,7 +16,7 @@ Rule = Mapping[str, float]
 
 
 class Simulated(Protocol):
-    """A system of the papers. ``gpus``: of those that one copy of the model takes, how many times as many."""
+    """A system of the papers. ``gpus``: how many times the GPUs that one copy of the model takes."""
 
     @property
     def name(self) -> str: ...
@@ -40,7 +40,8 @@ class Parts:
 class System:
     """``rules``: beside the machine's, for a model and a dataset. ``decoupled``: prompts and generation in queues of their own.
 
-    ``padded``: predictions are, by the dataset's share. ``knows``: the true lengths. ``parts``: the same system as the brain plans it.
+    ``padded``: predictions are padded by the dataset's share. ``knows``: it is given the true lengths. ``parts``: the same system as the
+    brain plans it.
     """
 
     name: str
@@ -52,7 +53,7 @@ class System:
     gpus: int = 1
 
     def told(self, load: Load) -> Load:
-        """With the predictions that this system gets."""
+        """The load with the predictions that this system gets."""
         return load.told(error=0.0 if self.knows else load.error, padding=load.padding if self.padded else 0.0)
 
     def simulate(self, load: Load, setting: Setting) -> Figures:

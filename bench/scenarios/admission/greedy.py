@@ -1,4 +1,4 @@
-"""vLLM's own admission as a part of a brain, for comparison: a row is admitted while what it knows so far fits."""
+"""vLLM's own admission as a part of a brain, for comparison: a row is admitted while the KV of its tokens so far fits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from harvester.policy.view import PolicyConfig
 
 
 class Greedy(WorstCase):
-    """What answers will still need is counted for nobody: the newest rows lose their KV again and again."""
+    """Tokens that answers will still need are not counted: the newest rows lose their KV again and again."""
 
     def blocks(self, row: OfflineRow) -> int:
         return row.blocks

@@ -24,7 +24,7 @@ from bench.harness.options import Options
 from bench.harness.servers.systems import CPU_ENGINE, counted
 from harvester.config import parse_config
 from harvester.core import PRIORITY_OFFLINE
-from harvester.engine.processes.in_subprocess import apart
+from harvester.engine.processes.in_subprocess import run_in_process
 from harvester.errors import UsageError
 from harvester.sim.trace import Drawn, LogNormal
 from jobs.hint import SchedulingHint
@@ -41,7 +41,7 @@ Row = tuple[list[int], int]
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One engine once. ``tokens``: of the rows that ended, by their numbers."""
+    """One run of one engine. ``tokens``: of the rows that ended, by their numbers."""
 
     seconds: float
     ended: int  # while it was measured
@@ -112,7 +112,7 @@ def same(ones: Sequence[Round], others: Sequence[Round]) -> bool:
 
 def _once(name: str, model: str, seconds: float, seed: int) -> Round:
     with tempfile.TemporaryDirectory(prefix="bench-admission-") as folder:
-        found: Round = apart(run_engine, SYSTEMS[name], model, Path(folder), KV_MIB, drawn(4000, seed), WARM_S, seconds)
+        found: Round = run_in_process(run_engine, SYSTEMS[name], model, Path(folder), KV_MIB, drawn(4000, seed), WARM_S, seconds)
     print(f"{name}: {json.dumps(summary([found]))}", file=sys.stderr)
     return found
 
@@ -147,7 +147,7 @@ async def _engine(
         if seconds is None:
             await asyncio.gather(*streams)
             await asyncio.sleep(2 * PERIOD_S)
-            await _answer(host.llm, len(rows), [100], 1)  # with its step, what all before it did is written down
+            await _answer(host.llm, len(rows), [100], 1)  # its step makes the tally write down all steps before it
         else:
             await asyncio.sleep(seconds)
         ended_s, ended, lost = time.monotonic(), len(tokens) - before, preemptions[0] - lost
@@ -175,7 +175,7 @@ def _arguments(admission: str | None, model: str, counts: Path, kv_mib: int) -> 
 
 
 async def _answer(llm: Any, number: int, ids: list[int], answer_tokens: int) -> Any:
-    """Rows are admitted by their numbers."""
+    """Answer one row. Its number decides when it is admitted."""
     from vllm.inputs import TokensPrompt
     from vllm.sampling_params import RequestOutputKind, SamplingParams
 

@@ -28,7 +28,7 @@ from harvester.sim.track import Outcome
 RULES = ("worst", "expected", "greedy")
 SECONDS, QUICK_SECONDS = 900.0, 300.0
 CHAT_SECONDS, CHAT_QUICK_SECONDS = 240.0, 90.0
-LEARNT = 1 / 3  # of the time, after which a job is thought to be under way
+LEARNT = 1 / 3  # share of the time after which a job counts as under way
 MOST_CHAT = (4096, 512)
 LONGEST = 4096
 
@@ -40,7 +40,7 @@ def arxiv() -> Lengths:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """``max_tokens``: of each row. ``chats_per_s``: of the recorded trace; 0: rows alone. ``rows_per_s``: more than are ended."""
+    """``max_tokens``: of each row. ``chats_per_s``: of the recorded trace; 0: rows alone. ``rows_per_s``: more than any rule completes."""
 
     model: str
     gpu: str
@@ -110,7 +110,7 @@ def _with(rule: str, config: PartsConfig, policy: PolicyConfig) -> Brain:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """How far a run was at a time."""
+    """Progress of a run at a time."""
 
     at_s: float
     rows: int

@@ -45,12 +45,12 @@ class Prices:
         return cls(*((cost(FULL + load) - full_s) / count for load, count in more))
 
     def work_s(self, prompt: int, tokens: float) -> float:
-        """What the first ``tokens`` of a request are worth, of which ``prompt`` are its prompt."""
+        """Work of the first ``tokens`` tokens of a request, of which ``prompt`` are its prompt."""
         read, made = min(prompt, tokens), max(0.0, tokens - prompt)
         return self.prompt_token_s * read + self.decode_s * made + self.beside_s(prompt, tokens)
 
     def beside_s(self, prompt: int, tokens: float) -> float:
-        """The part of it that grows with what is before each token."""
+        """The part of the work that grows with the context before each token."""
         read, made = min(prompt, tokens), max(0.0, tokens - prompt)
         return self.pair_s * read * read / 2 + self.context_s * (prompt * made + made * (made - 1) / 2 if made else 0.0)
 
@@ -77,7 +77,7 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class _Chat:
-    """At one pace, in the window. ``held`` and ``held_tokens``: on average."""
+    """Chat at one pace in the window. ``held``: mean requests in progress. ``held_tokens``: mean KV tokens."""
 
     tokens: float
     decodes: float
@@ -89,7 +89,10 @@ class _Chat:
 
 
 def best(room: Room, chat: Sequence[Arrival], rows: Sequence[tuple[int, int]], gap_s: float, window: tuple[float, float]) -> Bound:
-    """Over all paces. ``rows``: prompt and answer tokens of some, whose mean is taken; ``window``: begin and end, in chat's seconds."""
+    """The highest bound over all paces. ``rows``: prompt and answer tokens of sample rows, whose means are used.
+
+    ``window``: begin and end, in chat's seconds.
+    """
     shortest_s = min(gap_s, room.cost(StepLoad(0, 0.0, 1, 1, 1)))
     count = math.ceil(math.log(gap_s / shortest_s, SLOWER)) + 1
     paces_s = (max(shortest_s, gap_s / SLOWER**number) for number in range(count))
@@ -119,7 +122,7 @@ def _at(room: Room, chat: Sequence[Arrival], rows: Sequence[tuple[int, int]], ga
 
 
 def _computed(prompt: int, answer: int) -> tuple[int, float]:
-    """Prompt, and all tokens that are computed: the last one of an answer is not."""
+    """Prompt tokens, and all tokens that are computed: the last one of an answer is not."""
     return prompt, float(prompt + answer - 1)
 
 
@@ -146,7 +149,7 @@ def _chat(prices: Prices, chat: Sequence[Arrival], gap_s: float, window: tuple[f
 
 
 def _largest(fits: Callable[[float], bool], most: float) -> float:
-    """Up to which ``fits`` holds, by bisection; 0 where it does not even there."""
+    """Largest value for which ``fits`` holds, by bisection up to ``most``; 0 if there is none."""
     low, high = 0.0, most
     for _ in range(60):
         middle = (low + high) / 2

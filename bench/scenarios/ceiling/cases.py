@@ -21,7 +21,7 @@ MOST_CHAT = (4096, 512)
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """Log-normal with a mean of 1 and this ``sigma``; a share of the steps takes twice as long beside."""
+    """Log-normal factor on step times with a mean of 1 and this ``sigma``. ``stalls``: share of steps that take twice as long."""
 
     sigma: float
     stalls: float = 0.0

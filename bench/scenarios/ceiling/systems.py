@@ -1,4 +1,4 @@
-"""One system once: what is simulated, and what of it is counted."""
+"""One run of one system: what is simulated, and what is counted of it."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ SETTLED_S = 15.0  # of chat, after which figures are counted once more
 
 
 class StockPriority(Brain):
-    """vLLM's priority policy: all that runs runs, chat is admitted first, and no row gives way while there is KV.
+    """vLLM's priority policy: every running request runs, chat is admitted first, and no row is preempted while there is KV.
 
-    ``open_rows``: that its client has open at a time.
+    ``open_rows``: rows that its client keeps open at a time.
     """
 
     def __init__(self, open_rows: int) -> None:
@@ -46,7 +46,7 @@ class StockPriority(Brain):
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """How far a run is. ``work_s``: see `Prices`; tokens are those computed, none of them twice."""
+    """Progress of a run. ``work_s``: see `Prices`. Tokens are computed ones, each counted once."""
 
     at_s: float
     work_s: float
@@ -82,7 +82,7 @@ class Bench:
         return Room(case.cost, case.slots, case.blocks * case.block_tokens, case.cost(StepLoad(case.step_tokens)))
 
     def rows(self) -> list[tuple[int, int]]:
-        """More than any system ends."""
+        """More rows than any system completes."""
         rng, priced = random.Random(self.seed), Prices.of(self.case.cost)
         mean_s = sum(priced.work_s(prompt, prompt + answer) for prompt, answer in (self.case.row(rng) for _ in range(100))) / 100
         return [self.case.row(rng) for _ in range(round(1.5 * (self.case.lead_s + self.seconds + DRAIN_S) / mean_s) + 2 * self.case.slots)]

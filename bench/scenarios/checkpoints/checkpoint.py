@@ -1,9 +1,9 @@
 """Scenario ``checkpoint``: what a preemption costs without checkpoints, and with each part of them (ConServe Fig. 4, FastServe Fig. 15).
 
-One engine at a time in this process's charge, no server around it. First offline work has KV for about ten requests, and bursts of
-online requests take it. Then the same work has KV for all, beside single online requests, where checkpoints can only cost. Then chat is
-alone, at nearly the rate that the engine answers. Every engine gets the same prompts and times, in rounds that they take in turns. Ratios
-come with the spread of the rounds (`bench.harness.measure.rounds`); figures and goals are `bench.harness.measure.checkpoint_report`'.
+One engine at a time, run by this process, without a server. First offline work has KV for about ten requests, and bursts of online requests
+take it. Then the same work has KV for all, beside single online requests, where checkpoints can only cost. Then chat is alone, at nearly
+the rate that the engine answers. Every engine gets the same prompts and times, in rounds that they take in turns. Ratios come with the
+spread of the rounds (`bench.harness.measure.rounds`); figures and goals are `bench.harness.measure.checkpoint_report`'.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from bench.harness.models import bench_model
 from bench.harness.options import Options
 from bench.harness.servers.systems import CPU_ENGINE, counted
 from harvester.config import parse_config
-from harvester.engine.processes.in_subprocess import apart
+from harvester.engine.processes.in_subprocess import run_in_process
 from harvester.errors import EngineError, UsageError
 
 KV_MIB, PLENTY_MIB = 288, 2048
@@ -41,8 +41,10 @@ ON: dict[str, Any] = {"enabled": True, "host_gib": 1.0}
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """``checkpoint``: that section of the config; None: vLLM's own scheduler with its priority policy. ``link_block_s``: least time of a
-    block's copy (`bench.harness.engine.slow_link`); None: what it takes."""
+    """``checkpoint``: that section of the config; None: vLLM's own scheduler with its priority policy.
+
+    ``link_block_s``: least time to copy a block (`bench.harness.engine.slow_link`); None: no such minimum.
+    """
 
     checkpoint: dict[str, Any] | None
     kv_mib: int = KV_MIB
@@ -110,7 +112,7 @@ def _rounds(options: Options) -> int:
 
 
 def seconds_of(options: Options) -> float:
-    """Of each engine in a round."""
+    """Measured seconds of each engine in a round."""
     return options.seconds or (18.0 if options.quick else 42.0)
 
 
@@ -120,7 +122,7 @@ def measure(systems: Mapping[str, System], load: Load, rounds: int, model: str, 
 
 
 def max_chats_per_s(model: str, seed: int) -> float:
-    """What an engine with KV for all answers."""
+    """Chats per second that an engine answers with enough KV for all."""
     answered = len(_alone("closed", CHATS["chat_plenty"], model, CLOSED_S, seed + 2, closed).seen.latency_s)
     if not answered:
         raise EngineError(f"no chat of {CLOSED_S:g} s was answered to its end; the machine is too slow for this scenario")
@@ -128,9 +130,9 @@ def max_chats_per_s(model: str, seed: int) -> float:
 
 
 def _alone(name: str, system: System, model: str, seconds: float, seed: int, load: Load) -> Round:
-    """One engine once."""
+    """One run of one engine."""
     with tempfile.TemporaryDirectory(prefix="bench-checkpoint-") as folder:
-        found: Round = apart(_measure, system, model, seconds, seed, Path(folder), load)
+        found: Round = run_in_process(_measure, system, model, seconds, seed, Path(folder), load)
     print(f"{name}: {json.dumps(summary([found]))}", file=sys.stderr)
     return found
 

@@ -29,7 +29,7 @@ QUICK_POINTS = ((1.0, 1.0), (4.0, 1.0))
 
 
 def run(options: Options) -> dict[str, Any]:
-    """Every system keeps its server through all points. Its SLO is that of chat alone at the first point, which has the share."""
+    """Each system keeps one server through all points. The SLO is that of chat alone at the first point, whose load has the share."""
     given = knobs(options, FULL, QUICK)
     chosen, pace = points(options.quick), Pace.of(options, SHARES, SHARES)
     if pace.points > 1:

@@ -1,8 +1,8 @@
 """Scenario ``overload``: chat at 1, 3 and 10 times what a server sustains, and one hostile request beside chats.
 
-The rate that is sustained is measured first: twice as many clients as the engine has slots, each asking again when it is answered. Then
-requests come at random at a multiple of it, whatever becomes of those before. Of those that are let in the time to the first token counts,
-of the others how soon they are told, and when they may come back.
+The sustained rate is measured first, with twice as many clients as the engine has slots; each sends its next request when one is answered.
+Then requests come at random at a multiple of that rate, whatever becomes of earlier ones. For admitted requests the time to the first token
+counts; for refused ones, how soon they are refused, and when they may retry.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ async def _measured(url: str, seconds: float, slo_ms: float, draw: Random) -> di
 
 
 async def _closed(client: httpx.AsyncClient, model: str, seconds: float, draw: Random) -> float:
-    """Requests a second that are answered to twice ``SLOTS`` clients."""
+    """Requests a second that are answered to twice ``SLOTS`` clients, each with one request open."""
     end_s, answered = time.monotonic() + seconds, 0
 
     async def ask_again() -> None:
@@ -115,9 +115,10 @@ async def _open(client: httpx.AsyncClient, model: str, rate: float, seconds: flo
 async def _beside_hostile(
     client: httpx.AsyncClient, model: str, rate: float, seconds: float, draw: Random
 ) -> tuple[list[Asked], int | None]:
-    """Chats at half of what is sustained, and one request for very many long choices. Its status; None: it was still answered at the end.
+    """Chats at half the sustained rate, and one request for very many long choices. Returns the chats and the status of that request.
 
-    Raises `EngineError` where it was refused for what it is: then nothing hostile was there.
+    The status is None if it was still being answered at the end. Raises `EngineError` if the server refused it as invalid: then nothing
+    hostile ran.
     """
     body = {"model": model, "messages": [{"role": "user", "content": "Hello"}], "n": HOSTILE, "max_tokens": 400, "ignore_eos": True}
     hostile = asyncio.create_task(client.post("/v1/chat/completions", json=body))

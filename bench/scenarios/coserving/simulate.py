@@ -1,17 +1,17 @@
 """Scenario ``simulate``: what the simulator predicts of harvester, against a real run of it on the same trace.
 
 Stock vLLM runs chat alone, offline work alone, and both with its priority policy, in steps of two sizes. The time of a step is fitted to
-theirs. With it the simulator, which holds the brain that the engine holds, predicts a run of harvester that it has seen nothing of.
+theirs. With it the simulator, with the same brain as the engine, predicts a run of harvester of which it has seen nothing.
 
-It is given beside:
+Its other inputs are:
 
 - when chat comes, and how long each prompt and answer is;
 - how long the offline rows are that the stock engines ended;
 - the time between a client and the engine, from chat alone;
 - by how much steps were slower in harvester's run.
 
-The last is of the span in which the job runs without chat: actual over predicted there, over the same in stock vLLM's run. What the fit is
-wrong by for such steps is in both.
+The last is of the span in which the job runs without chat: actual over predicted there, over the same in stock vLLM's run. Both hold
+the error of the fit for such steps.
 
 A second simulation takes the step cost from harvester's own run. The error that is left then is the simulated schedule's; the rest is the
 step cost's, on a machine that is not the same from run to run.
@@ -49,7 +49,7 @@ WITHIN = 0.1
 SHARES = (0.25,)
 CLIENT_START_S = 2.0  # from the end of the idle span to the first chat, while the online client starts
 CONFIG: dict[str, Any] = {"checkpoint": {"enabled": False}}  # KV is plentiful here, and host copies would be a second thing to fit
-SMALL_STEP_TOKENS = 256  # harvester's steps are often between decodes alone and whole steps: stock vLLM makes such ones where it must
+SMALL_STEP_TOKENS = 256  # harvester's steps often lie between decodes alone and full steps; this makes stock vLLM take such steps too
 FITTED = ("online_only", "offline_only", "vllm_priority", f"vllm_priority with steps of {SMALL_STEP_TOKENS} tokens")
 
 
@@ -57,7 +57,7 @@ FITTED = ("online_only", "offline_only", "vllm_priority", f"vllm_priority with s
 class Figures:
     """Of one system under the load. ``steps_per_s``: engine steps; TTFT and gaps between tokens in ms.
 
-    ``offline_tokens_per_s``: computed ones. A server's counters know a prompt only when it is whole, which is coarse in a short run.
+    ``offline_tokens_per_s``: computed ones. A server's counters count a prompt only when it is complete, which is coarse in a short run.
     """
 
     steps_per_s: float
@@ -166,7 +166,7 @@ class _Bench:
         ]
 
     def _job(self) -> list[Request]:
-        """More rows than any system ends, as long as those that stock vLLM ended."""
+        """More rows than any system completes, with the lengths of those that stock vLLM completed."""
         given, rng, rows = self.comparison.knobs, random.Random(self.seed), [row for row in self.record.rows if row.offline]
         count = round(given.rows_per_s * (given.warm_s + given.idle_s + given.seconds + given.drain_s))
         drawn = [rng.choice(rows) for _ in range(count)]
@@ -225,5 +225,5 @@ def compared(predicted: Figures, measured: Figures) -> dict[str, dict[str, Any]]
 
 
 def _settled(steps: Sequence[Ran]) -> list[Ran]:
-    """Without the first ones, in which code and memory are warmed up."""
+    """The steps without the first 5%, in which code and memory are warmed up."""
     return list(steps[len(steps) // 20 :])

@@ -1,7 +1,7 @@
-"""What the way to the engine costs: one stream at a time, through raw vLLM, through harvester's ingress, and through Serve's default proxy.
+"""Cost of the path to the engine: one stream at a time, through raw vLLM, through harvester's ingress, and through Serve's default proxy.
 
-One system after the other, each alone on the machine, one request at a time, each on a new connection. ``raw`` is vLLM as it comes. On
-few cores its engine spins where the client should run, which hides the way in the noise of it, so ``raw_patient`` is the same server with
+One system after the other, each alone on the machine, one request at a time, each on a new connection. ``raw`` is vLLM as it comes. On few
+cores its engine spins where the client should run, and that noise hides the overhead, so ``raw_patient`` is the same server with
 harvester's way of waiting (`harvester.engine.shared.backoff`), and the one that the others are compared with. On a GPU machine cores are
 plenty and harvester waits as vLLM does: there the others are compared with ``raw``.
 """

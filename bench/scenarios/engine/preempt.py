@@ -1,7 +1,7 @@
 """Scenario ``preempt``: what safepoints cost, how soon a running step ends, and whether the tokens stay the same (ConServe 6.4.2).
 
-One engine in this process's charge, no server around it: long prompts as offline work keep every step full, and signals come at random
-times, as arrivals would send them.
+One engine, run by this process without a server: long prompts as offline work keep every step full, and signals come at random times, as
+arrivals would send them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from bench.harness.models import deep_model
 from bench.harness.options import Options
 from harvester.config import parse_config
 from harvester.core import PRIORITY_OFFLINE
-from harvester.engine.processes.in_subprocess import apart
+from harvester.engine.processes.in_subprocess import run_in_process
 
 PROMPT_TOKENS, ANSWER_TOKENS = 1500, 16
 STREAMS = 12
@@ -43,10 +43,10 @@ def run(options: Options) -> dict[str, Any]:
     prompts = 12 if options.quick else 96
     model = options.model or str(deep_model())
     kinds = {"off": ("off", 0), "on": ("auto", 0), "signals": ("auto", signals)}
-    found = {name: apart(_measure, model, safepoints, prompts, count, options.seed) for name, (safepoints, count) in kinds.items()}
+    found = {name: run_in_process(_measure, model, safepoints, prompts, count, options.seed) for name, (safepoints, count) in kinds.items()}
     on, hit = found["on"], found["signals"]
     step_s = sum(on.steps_s) / len(on.steps_s)
-    met_s = sum(step * step for step in on.steps_s) / sum(on.steps_s)  # of the step that a moment falls into: long ones have more of them
+    met_s = sum(step * step for step in on.steps_s) / sum(on.steps_s)  # of the step at a random moment: long ones are hit more often
     same = all(one.tokens == found["off"].tokens for one in found.values())
     return {
         "model": Path(model).name,
@@ -137,5 +137,5 @@ def _ms(seconds: list[float]) -> dict[str, float | None]:
 
 
 def _dtype() -> str:
-    """float32 where it is exact and as fast; on CUDA the fast attention kernels have none, and people serve in bfloat16."""
+    """float32 where it is exact and as fast; on CUDA the fast attention kernels lack it, and people serve in bfloat16."""
     return "float32" if on_cpu() else "bfloat16"

@@ -33,7 +33,7 @@ BLOCK_TOKENS = 32
 LAYERS = 32
 PROMPT, ANSWERS = 200, (400, 1800)  # tokens: a request that ends is replaced by one of its kind, at its own time
 ROUNDS = 3
-FULL_WITHIN = 0.1  # of the size of a batch that its mean over the steps must be
+FULL_WITHIN = 0.1  # share of the batch size by which the mean over the steps may differ
 CROWD_SLOTS, CROWD_TOKENS = 256, 224  # of each of a crowd, prompt and answer
 
 
@@ -115,7 +115,7 @@ class TimedStock(Scheduler):
 
 
 class TimedHarvest(HarvestScheduling, TimedStock):
-    """Ours over it: what is not on the clock is ours."""
+    """harvester's scheduler over it: time that is not on the clock is ours."""
 
 
 class Crew:

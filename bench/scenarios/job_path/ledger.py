@@ -1,6 +1,6 @@
 """What the ledger costs, by store: slices a second with every change synced, opening again, a lease where nothing is left to do.
 
-CPU is this process's; a database works beside it, and its own is told apart. Wall time is of this disk and of what else the machine does.
+CPU time is this process's; that of a database beside it is reported separately. Wall time depends on this disk and on other load.
 """
 
 from __future__ import annotations
@@ -152,11 +152,11 @@ def run(options: Options) -> dict[str, Any]:
 
 
 def _changes(ledger: Ledger) -> int:
-    return int(ledger._store.run("owned")[0][2])
+    return int(ledger._book.store.run("owned")[0][2])
 
 
 def _syncs(path: Path) -> dict[str, float]:
-    """Of a page appended to a file, on the disk of the SQLite file."""
+    """Milliseconds of fdatasync after a page is appended to a file, on the disk of the SQLite file."""
     taken = []
     with path.open("wb", buffering=0) as file:
         for _ in range(SYNCS):

@@ -1,7 +1,7 @@
 """The job path with a model: tokens per second of a job on an idle server, against vLLM's own ``run-batch`` on the same rows.
 
-Every run has a fresh engine, so that no run finds another's prompts in the prefix cache. The two take turns, and turns at going first: a
-shared machine changes its speed from minute to minute, so that only runs side by side compare, and only the middle of several says much.
+Every run has a fresh engine, so that no run finds another's prompts in the prefix cache. The two take turns, also at going first: a shared
+machine changes its speed from minute to minute, so that only adjacent runs compare, and only the median of several says much.
 """
 
 from __future__ import annotations

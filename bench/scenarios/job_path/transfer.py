@@ -1,4 +1,4 @@
-"""Scenario ``transfer``: a table from a client to a server of its own folder and its results back, and the memory of both.
+"""Scenario ``transfer``: memory of client and server while a table goes to a server with its own folder, and its results come back.
 
 Server and client are processes of their own, joined by HTTP alone. The engine is scripted; the table's column ``blob`` is kept, so that the
 results are as large as the table. What comes back is compared by checksum.
@@ -95,7 +95,7 @@ class _Server:
                     self.__exit__()
                     raise EngineError("the jobs server did not start") from error
                 time.sleep(0.1)
-        httpx.post(f"{self.url}/api/sql", json={"query": "select 1"}, timeout=60.0).raise_for_status()  # its processes are there
+        httpx.post(f"{self.url}/api/sql", json={"query": "select 1"}, timeout=60.0).raise_for_status()  # starts its processes for SQL
         self._idle_bytes = resident_bytes(self._process.pid)
         self._all_idle_bytes = self._idle_bytes + sum(_descendants(self._process.pid))
         return self
@@ -105,8 +105,10 @@ class _Server:
         self._process.wait()
 
     def measured(self, phase: str, what: str) -> dict[str, Any]:
-        """One phase. Above idle: of the client, what it held once connected; of the server with its processes for SQL,
-        what they held before any work."""
+        """Run one phase. Memory counts above idle.
+
+        The client's idle memory is what it held once connected; the server's, with its processes for SQL, what they held before any work.
+        """
         reset_peak(self._process.pid)
         found, query_bytes, all_bytes = _client(phase, self.url, what, self._process.pid)
         return {
@@ -133,7 +135,7 @@ class _Server:
 
 
 def _client(phase: str, url: str, what: str, server: int) -> tuple[dict[str, Any], int, int]:
-    """Run one phase; what it says, and the most that a process below ``server``, one for SQL, held meanwhile, and all with the server."""
+    """Run one phase. Returns its output, the peak of one process below ``server`` (for SQL), and the peak of all with the server."""
     command = [sys.executable, "-m", "bench.harness.load.transfer_client", phase, url, what]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None

@@ -105,7 +105,7 @@ class Losses:
         }
 
     def calm(self) -> None:
-        """Some seconds, and until jobs and chats are answered and each machine has a replica again; more work where there is none."""
+        """Wait some seconds, and until jobs and chats are answered and each machine has a replica again. Adds work if none is left."""
         wait_calm(lambda: are_open(self.probes.values()) and len(set(self.fleet.where(REPLICA))) == MACHINES)
         self.work.keep_up()
 

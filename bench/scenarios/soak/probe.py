@@ -1,4 +1,4 @@
-"""What clients see of a server while its processes are killed: from when to when the API and chat were shut."""
+"""What clients see of a server while its processes are killed: how long the API and chat were unavailable."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ import httpx
 from bench.harness.servers.server import READY_S
 
 POLL_S = 0.1
-CALM_S = 8.0  # after a loss, beside the time until all is answered again
+CALM_S = 8.0  # after a loss, at least, even if all is answered sooner
 PATIENCE_S = 5.0
-SURE_S = 1.0  # of whole answers alone, after which it is open
+SURE_S = 1.0  # of whole answers alone, after which a route counts as open
 CHAT = {"model": "scripted", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 3}
 
 
 @dataclass
 class Probe(threading.Thread):
-    """Asks one route every `POLL_S`, whatever becomes of those before, until `end`. ``asked``: when each was sent, and whether its whole
-    answer came, in monotonic seconds.
+    """Asks one route every `POLL_S` until `end`, without waiting for earlier answers.
+
+    ``asked``: when each request was sent, in monotonic seconds, and whether its whole answer came.
     """
 
     url: str
@@ -62,7 +63,7 @@ class Probe(threading.Thread):
         self.join()
 
     def is_open(self, now_s: float) -> bool:
-        """Whether all that was asked and told in the last second was answered, and some was."""
+        """Whether requests sent in the last `SURE_S` have ended, and all of them were answered."""
         last = [is_whole for began_s, is_whole in list(self.asked) if began_s >= now_s - SURE_S]
         return bool(last) and all(last)
 
@@ -77,7 +78,7 @@ class Probe(threading.Thread):
         return longest_s
 
     def counted(self, since_s: float = 0.0) -> dict[str, int]:
-        """Of those asked from ``since_s`` on."""
+        """Counts of the requests sent from ``since_s`` on."""
         told = [is_whole for began_s, is_whole in list(self.asked) if began_s >= since_s]
         return {"answered": sum(told), "failed": len(told) - sum(told)}
 
@@ -88,7 +89,7 @@ def are_open(probes: Iterable[Probe]) -> bool:
 
 
 def wait_calm(is_well: Callable[[], bool]) -> None:
-    """`CALM_S`, and until ``is_well``. Raises `TimeoutError`."""
+    """Wait `CALM_S`, and until ``is_well``. Raises `TimeoutError`."""
     end_s, calm_s = time.monotonic() + READY_S, time.monotonic() + CALM_S
     while time.monotonic() < calm_s or not is_well():
         if time.monotonic() > end_s:

@@ -35,7 +35,7 @@ class Soak:
         self.is_interrupted = False
 
     def go_on(self, seconds: float) -> None:
-        """Kill for so long, or until Ctrl-C."""
+        """Kill processes for ``seconds``, or until Ctrl-C."""
         end_s, roles = time.monotonic() + seconds, list[str]()
         try:
             self._calm()
@@ -58,12 +58,12 @@ class Soak:
             self.groups.append({"roles": killed, "shut_s": shut})
 
     def _calm(self) -> None:
-        """Some seconds, and until jobs and chats are answered again; more work where there is none."""
+        """Wait some seconds, and until jobs and chats are answered again. Adds work if none is left."""
         wait_calm(lambda: are_open(self.probes.values()))
         self.work.keep_up()
 
     def finish(self) -> None:
-        """Until every job has ended. Raises `TimeoutError` where one does not. Ctrl-C may have come while the server was started again."""
+        """Wait until every job has ended; raises `TimeoutError` if one does not. Ctrl-C may have come while the server was restarted."""
         if not self.server.is_running:
             self.server.start()
         self.work.finish()
@@ -108,7 +108,7 @@ def longest(groups: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
 
 
 def earlier() -> dict[str, Any]:
-    """The story that the committed result tells: kills by commit, and the rows of all runs."""
+    """The history in the committed result: kills by commit, and the rows of all runs."""
     try:
         told = json.loads(HISTORY.read_text(encoding="utf-8"))
         return {key: told[key] for key in ("kills_by_commit", "kills_in_all", "rows_in_all")}
@@ -117,7 +117,7 @@ def earlier() -> dict[str, Any]:
 
 
 def added(before: dict[str, Any], groups: list[dict[str, Any]], rows: dict[str, Any]) -> dict[str, Any]:
-    """That story with this run."""
+    """That history with this run added."""
     kills, here = sum(len(group["roles"]) for group in groups), commit() or "unknown"
     counts = {kind: count for kind, count in rows.items() if isinstance(count, int)}
     return {

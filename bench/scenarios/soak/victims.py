@@ -26,7 +26,7 @@ PROGRAMS = ("haproxy", "gcs", "raylet")
 
 
 def kill(server: ServerProcess, role: str) -> bool:
-    """Whether there was one. A main process is started again by whoever watches over it: here that is us."""
+    """Kill the processes of a role; returns whether there was one. A main process is restarted by its supervisor: here, by us."""
     if role == "main":
         main = psutil.Process(server.pid)
         main.kill()

@@ -74,7 +74,7 @@ class Work:
         return str(answer.json()["job"]["id"])
 
     def states(self) -> dict[str, str] | None:
-        """Of each job known; None where nobody answers now."""
+        """State of each known job; None if the server does not answer now."""
         try:
             answer = httpx.get(f"{self._server.url}/api/jobs", timeout=5.0).raise_for_status()
         except httpx.HTTPError:
@@ -88,12 +88,12 @@ class Work:
         return None if states is None else all(state not in ("queued", "running") for state in states.values())
 
     def keep_up(self) -> None:
-        """More where every job has ended."""
+        """Submit another job if every job has ended."""
         if self.settle() and self.is_over():
             self.more()
 
     def finish(self) -> None:
-        """Until every job has ended. Raises `TimeoutError` where one does not."""
+        """Wait until every job has ended. Raises `TimeoutError` if one does not."""
         end_s = time.monotonic() + READY_S
         while not (self.settle() and self.is_over()):
             if time.monotonic() > end_s:
@@ -101,9 +101,9 @@ class Work:
             time.sleep(0.5)
 
     def rows(self) -> dict[str, Any]:
-        """Of the parts, as an outsider reads them: lost rows of jobs that have ended, those still to come of others, twice, wrong, errors.
+        """Counts of the rows in the parts, as an outsider reads them: missing, twice, wrong, errors.
 
-        ``unknown_jobs``: that were asked for and never answered.
+        Missing rows are lost in a completed job, unfinished in another. ``unknown_jobs``: jobs that were asked for and never answered.
         """
         states = self.states() or {}
         found = Counter[str](expected=self._rows * len(self.asked))

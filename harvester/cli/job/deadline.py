@@ -12,7 +12,7 @@ _FORMS = "give a span like 90m, 6h or 1d12h, or a time like 18:30 or 2030-01-31T
 
 
 def parse_deadline(text: str, now_s: float, what: str = "deadline") -> float:
-    """Unix time. ``6h`` is from now, ``18:30`` the next such time here, an ISO date and time here unless it names its zone.
+    """The deadline as Unix time. ``6h`` counts from now; ``18:30`` is the next such local time; an ISO time without a zone is local.
 
     ``what``: the option, as messages name it. Raises `UsageError` for any other form, and for a time that has passed.
     """

@@ -186,7 +186,7 @@ def retry(here: Invocation, job: JobArgument, deadline: DeadlineOption = None) -
     due = None if deadline is None else parse_deadline(deadline, time.time())
     client, _ = here.reach()
     with client:
-        if due is not None and client.job(job).state in ENDED:  # another is refused, and keeps its own
+        if due is not None and client.job(job).state in ENDED:  # retry refuses any other job, which must keep its deadline
             client.adjust(job, JobChange(deadline_at_s=due))
         view = client.change(job, "retry")
     _print_change(here, view)
@@ -233,7 +233,7 @@ def _print_view(here: Invocation, view: JobView) -> None:
 
 
 def all_views(here: Invocation) -> list[JobView]:
-    """All jobs, newest first: the server's word, else the ledger's file."""
+    """All jobs, newest first: from the server, else from the ledger itself."""
     try:
         client, _ = here.reach()
     except UnreachableError:
@@ -242,7 +242,7 @@ def all_views(here: Invocation) -> list[JobView]:
     else:
         with client:
             return client.jobs()
-    from jobs.ledger.store.place import read_ledger  # and Arrow, which a server spares
+    from jobs.ledger.store.place import read_ledger  # loads Arrow, not needed where a server answers
 
     table = read_ledger(here.state_dir, "jobs")
     return [] if table is None else [_stored_view(here, line) for line in _newest_first(table)]
@@ -254,7 +254,7 @@ def _newest_first(table: pa.Table) -> list[dict[str, Any]]:
 
 
 def _stored_view(here: Invocation, line: dict[str, Any]) -> JobView:
-    """A line of the ledger as the server would tell it, but for what only a running server knows."""
+    """A ledger row as the server would show it, without what only a running server knows."""
     spec = json.loads(line["spec"])
     known = {name: value for name, value in line.items() if name in JobView.model_fields and name != "notes"}
     derived = {

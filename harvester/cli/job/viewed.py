@@ -1,4 +1,4 @@
-"""A job's rows as a person wants them first: inputs, answers and what went wrong, without the columns of record."""
+"""A job's rows as a person wants them first: inputs, answers and errors, without the bookkeeping columns."""
 
 from __future__ import annotations
 
@@ -44,5 +44,5 @@ def summary(batches: Sequence[pa.RecordBatch]) -> Iterator[str]:
     if failed:
         yield "Errors:"
     for code, count in Counter(row["error_code"] for row in failed).most_common(CAUSES):
-        first = next(row for row in failed if row["error_code"] == code)  # its message may tell numbers of that row alone
+        first = next(row for row in failed if row["error_code"] == code)  # its message may hold numbers of that row alone
         yield clip(f"  {count:,} x {code}: {' '.join(str(first['error_message']).split())}", width)

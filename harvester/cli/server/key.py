@@ -97,7 +97,7 @@ def _day(at_s: float | None) -> str:
 
 
 def _limits(given: list[str] | None) -> Limits | None:
-    """Raises `UsageError` for one that is none."""
+    """Limits from ``NAME=N`` words. Raises `UsageError` for an unknown or invalid one."""
     if not given:
         return None
     values = dict(one.partition("=")[::2] for one in given)

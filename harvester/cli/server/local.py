@@ -28,7 +28,7 @@ STOP_S = 30.0
 class EmbeddedServer:
     """``harvester serve`` as a child in a process group of its own, its output in ``STATE/logs/server.log``.
 
-    Entering starts it and waits until it answers; raises `EngineError` with its last word where it dies or never answers. Leaving stops
+    Entering starts it and waits until it answers; raises `EngineError` with its last error line if it dies or never answers. Leaving stops
     it. ``command`` replaces the program and its arguments up to the options.
     """
 
@@ -89,7 +89,7 @@ class EmbeddedServer:
             process.wait(STOP_S)
         except subprocess.TimeoutExpired:
             _kill_group(process)
-        except BaseException:  # a second Ctrl-C: no more patience
+        except BaseException:  # a second Ctrl-C: do not wait
             _kill_group(process)
             raise
 
@@ -100,7 +100,7 @@ class EmbeddedServer:
                 if process.poll() is not None:
                     raise EngineError(f"the embedded server did not start: {last_word(self.log)}; its log is {self.log}")
                 try:
-                    if Path(client.server().state).resolve() == self._state:  # and not one that took the port in between
+                    if Path(client.server().state).resolve() == self._state:  # and not another server that took the port meanwhile
                         return
                 except UnreachableError:
                     pass

@@ -55,7 +55,7 @@ def verify(
 
 
 def _log(here: Invocation) -> Path:
-    """In the state folder, which a server may begin in later. Raises `StorageError` where it cannot be used."""
+    """The log file in the state folder, prepared as a server would. Raises `StorageError` if the folder cannot be used."""
     folder = StateFolder(here.state_dir)
     folder.prepare()
     return folder.logs / "verify.log"

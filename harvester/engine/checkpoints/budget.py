@@ -11,15 +11,15 @@ from harvester.model_config import CheckpointConfig
 
 log = logging.getLogger(__name__)
 
-SHARE = 0.25  # of the memory that may be taken at start, for all replicas together
-MAX_SHARE = 0.9  # of it, what a configured budget may be
-MIN_BYTES = 256 << 20  # of a replica, where nobody says how much: the KV of 2,000 tokens of an 8B model
+SHARE = 0.25  # default budget of all replicas together, as a share of the host memory that is free at start
+MAX_SHARE = 0.9  # the largest share that a configured budget may take
+MIN_BYTES = 256 << 20  # least default budget of a replica: the KV of 2,000 tokens of an 8B model
 
 
 def transfer_config(checkpoint: CheckpointConfig, replicas: int, room: Room | None = None) -> dict[str, Any] | None:
     """`kv_transfer_config` of one replica; None: too little memory for checkpoints, which is logged.
 
-    ``room``: the memory that may be taken; None: asked of the machine. Raises `ConfigError` for a configured budget that is not there.
+    ``room``: the memory that may be taken; None: measured on this machine. Raises `ConfigError` for a configured budget that does not fit.
     """
     room = memory_room() if room is None else room
     budget_bytes = host_bytes(checkpoint.host_gib, replicas, room.free_bytes, room.bound)
@@ -47,7 +47,7 @@ def transfer_config(checkpoint: CheckpointConfig, replicas: int, room: Room | No
 
 
 def host_bytes(host_gib: float | None, replicas: int, free_bytes: int, bound: str = "memory of the machine") -> int | None:
-    """The budget of one replica, of ``free_bytes`` for all; None where nobody says how much and the share is too small to be of use."""
+    """Bytes for one replica, with ``free_bytes`` for all; None if ``host_gib`` is None and the default share is below `MIN_BYTES`."""
     if host_gib is None:
         share = int(SHARE * free_bytes / replicas)
         return share if share >= MIN_BYTES else None

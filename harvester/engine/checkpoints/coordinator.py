@@ -27,19 +27,19 @@ COUNTED = (
 
 
 class CheckpointCoordinator:
-    """Of one scheduler with our connector. ``answered``: tokens of a request whose KV is computed, without those in flight."""
+    """Checkpoints of one scheduler with our connector. ``answered``: tokens of a request whose KV is computed, without those in flight."""
 
     def __init__(self, planner: Planner, shared: SharedState | None, answered: Callable[[Any], int]) -> None:
         self._planner, self._shared, self._answered = planner, shared, answered
         self._lost: dict[str, int] = {}  # of preempted requests: tokens that were computed
 
-    def wish(self, plan: Plan) -> None:
-        """Before a step: what to copy beside it."""
+    def request_copies(self, plan: Plan) -> None:
+        """Before a step: hand the planner what the plan copies beside it."""
         if plan.copies is not None:
-            self._planner.wish = CopyRequest(plan.copies.grants, plan.copies.allowed, plan.copies.awaited, plan.copies.max_waited)
+            self._planner.copy_request = CopyRequest(plan.copies.grants, plan.copies.allowed, plan.copies.awaited, plan.copies.max_waited)
 
     def marked(self, rows: Sequence[Running], requests: Sequence[Any]) -> list[Running]:
-        """The running requests with what each would lose with its KV."""
+        """The running requests, each with its full KV blocks and the unsaved ones among them, which it would lose."""
         marked = []
         for row, request in zip(rows, requests, strict=True):
             full = self._answered(request) // self._planner.block_tokens
@@ -60,7 +60,7 @@ class CheckpointCoordinator:
         return CopyState(tuple(holders), pool.get_num_free_blocks(), total, room, now_s, self._copy_s())
 
     def _copy_s(self) -> float | None:
-        """Seconds that a block took to be copied since the last call; None where no copy ended."""
+        """Seconds per block stored since the last call; None if none was. Adds the finished copies to the counters."""
         planner = self._planner
         done, planner.done = planner.done, CopyStats()
         if self._shared is not None:
@@ -69,12 +69,12 @@ class CheckpointCoordinator:
         return done.store_s / done.stored_blocks / planner.config.num_workers if done.stored_blocks else None
 
     def preempted(self, request: Any) -> None:
-        """It is about to lose its KV, which is whole."""
+        """The request is about to lose its KV, which is valid."""
         self._planner.preempted(request)
         self._lost[request.request_id] = self._answered(request)
 
     def admitted(self, names: Collection[str], computed: Mapping[str, int], now_s: float) -> None:
-        """These came from the waiting queue in a step, with so many ``computed`` tokens each."""
+        """A step admitted these requests from the waiting queue. ``computed``: tokens of each that were computed already."""
         for name in names:
             lost = self._lost.pop(name, None)
             if lost is not None and name in computed and self._shared is not None:

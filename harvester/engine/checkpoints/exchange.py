@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 
 @dataclass(slots=True)
 class PartialBlock:
-    """The partly filled block of a preempted request: its ``tokens`` are the first so many of the request."""
+    """The partly filled last block of a preempted request. ``tokens``: of the request, up to the end of what the block holds."""
 
     tokens: int
     key: bytes
@@ -17,7 +17,7 @@ class PartialBlock:
 
 @dataclass(slots=True)
 class CopyStats:
-    """What the copies came to since they were last asked for."""
+    """Totals of the copies since they were last read."""
 
     stored_blocks: int = 0
     loaded_blocks: int = 0
@@ -35,9 +35,9 @@ class CopyStats:
 
 @dataclass(slots=True)
 class CopyRequest:
-    """What the policy wants of the next step. ``grants``: blocks by request; ``wait_blocks``: most that the step may wait for.
+    """Copies that the policy wants beside a step. ``grants``: blocks to store by request; ``wait_blocks``: most that the step waits for.
 
-    ``allowed``: most copied beside it; ``awaited``: the same where an online request is read back. None: no bound.
+    ``allowed``: most blocks copied beside the step; ``awaited``: the same if an online request is read back in it. None: no bound.
     """
 
     grants: Mapping[str, int] = field(default_factory=dict)
@@ -47,5 +47,5 @@ class CopyRequest:
 
 
 def partial_key(request_id: str, tokens: int) -> bytes:
-    """Of a partly filled block. No other request finds it: its tokens are not hashed with what else decides their KV (adapters, images)."""
+    """Key of a partly filled block, for its own request only: it does not cover what else decides the KV (adapters, images)."""
     return b"partial" + hashlib.sha256(f"{request_id} {tokens}".encode()).digest()

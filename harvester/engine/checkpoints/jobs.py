@@ -1,4 +1,4 @@
-"""Copies of KV blocks: as the engine core orders them of the workers, and as the workers report them."""
+"""Copies of KV blocks: the engine core's orders to the workers, and the workers' reports."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class CopyJob:
 
 @dataclass
 class StepOrders:
-    """What the workers copy beside one step. ``flush``: jobs that end before its forward pass; ``allowed``: most blocks; None: no bound."""
+    """Copies beside one step. ``flush``: jobs that must end before its forward pass; ``allowed``: most blocks beside it; None: no bound."""
 
     loads: dict[int, CopyJob] = field(default_factory=dict)
     stores: dict[int, CopyJob] = field(default_factory=dict)
@@ -27,7 +27,7 @@ class StepOrders:
 
 @dataclass(slots=True)
 class Volume:
-    """Of the copies in one direction, all ranks together."""
+    """Totals of the copies in one direction, all ranks together."""
 
     size_bytes: int = 0
     seconds: float = 0.0
@@ -39,7 +39,7 @@ class Volume:
 
 @dataclass
 class CopyReport:
-    """Jobs that ended since the last report. ``ended``: by how many ranks; a job failed where it failed on any rank."""
+    """Jobs that ended since the last report. ``ended``: on how many ranks, by job; a job has failed if it failed on any rank."""
 
     ended: dict[int, int] = field(default_factory=dict)
     failed: set[int] = field(default_factory=set)

@@ -1,9 +1,9 @@
 """The engine core's half of the connector: which blocks are copied to the host in a step, and what a preempted request gets back.
 
-A block is stored when the step that filled it has been answered: a step may end early, and what it was to fill is never written. The same
-goes for a prefix that another request fills: it is stored for one that shares it when the step that admitted this one is answered. Requests
-are given blocks to store by `CopyRequest.grants`; one that is preempted saves what little is missing at once, the partly filled block too,
-before its blocks are overwritten.
+A block is stored once the step that fills it has been answered: a step may end early, and then its blocks are never written. A prefix that
+another request fills is stored for a request that shares it once the step that admitted the sharing request has been answered.
+`CopyRequest.grants` says how many blocks a request may store. A preempted request saves the few that are missing at once, the partly filled
+block too, before its blocks are overwritten.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ log = logging.getLogger(__name__)
 
 
 class Planner:
-    """Of one engine core. Called by its thread alone, in the order of `harvester.engine.vllm.connector`."""
+    """The planner of one engine core. Called only by its thread, in the order of `harvester.engine.vllm.connector`."""
 
     def __init__(self, config: HostLayout) -> None:
         self.config = config
         self.pool: HostPool[bytes] = HostPool(config.slots)
-        self.wish = CopyRequest()
+        self.copy_request = CopyRequest()
         self.done = CopyStats()
         self.slot_bytes = config.slot_bytes
         self.block_tokens = config.block_tokens
-        self.able = config.able
-        if not self.able:
+        self.supports_checkpoints = config.supports_checkpoints
+        if not self.supports_checkpoints:
             log.warning("KV checkpoints are off: the model has more than one kind of attention")
         self.began_s: dict[str, float] = {}  # when requests began to be read back
-        self.failed_loads: set[str] = set()  # requests, since they were last asked for
+        self.failed_loads: set[str] = set()  # requests whose load failed and that do not run again yet
         self.jobs = Jobs(config.num_workers)
         self.requests: dict[str, Tracked] = {}
         self._growth = Growth(self.pool, config.slot_bytes)
@@ -55,17 +55,17 @@ class Planner:
         self.requests[request.request_id] = Tracked(request)
 
     def saved(self, request_id: str) -> int:
-        """Full blocks of the request, from its first, that are on the host or on the way."""
+        """How many full blocks of the request, from its first, are on the host or being copied there."""
         tail = self._tails.get(request_id)
         return self.pool.held(request_id) - (tail is not None and self.pool.state(tail.key) is not None)
 
     def preempted(self, request: Request) -> None:
-        """It loses its KV, which is whole but for what is in flight. Called before vLLM takes its blocks."""
+        """The request loses its KV, which is valid but for tokens in flight. Called before vLLM takes its blocks."""
         self._victims[request.request_id] = self.requests[request.request_id].written_tokens
         self.pool.touch(request.request_id)
 
     def ended(self, request_id: str) -> None:
-        """Its blocks are given away from now on; stores that still read them are waited for."""
+        """The request's KV blocks may be given to others from now on; who gets one waits for the stores that still read it."""
         tracked = self.requests.get(request_id)
         if tracked is None:
             self.pool.release(request_id)
@@ -75,11 +75,11 @@ class Planner:
 
     @property
     def copies_in_flight(self) -> bool:
-        """Whether steps must go on so that the workers can report."""
+        """Whether copies are unfinished: steps must go on so that the workers can report them."""
         return len(self.jobs) > 0
 
     def reset(self) -> None:
-        """No KV that was computed is right any more. Not called between the two halves of planning a step."""
+        """Forget all KV: none that was computed is valid any more. Must not be called while a step is being planned."""
         assert not self._loads, "reset while a step is planned"
         assert not self._given, "reset while a step is planned"
         self._flush |= self.jobs.numbers()
@@ -99,20 +99,20 @@ class Planner:
     def readable_tokens(self, request: Request, local_tokens: int) -> int | None:
         """How many tokens behind the ``local_tokens`` on the device can be read from the host; None: ask again in the next step.
 
-        Only a preempted request reads host memory: for a new one a step spent waiting is worth more than a prefix.
+        Only a preempted request reads host memory: for a new one, waiting a step costs more than a prefix saves.
         """
         tracked = self.requests[request.request_id]
         if tracked.jobs or request.request_id in self._victims:
             return None
         tracked.blocks.clear()
-        if request.num_preemptions == 0 or not self.able:
+        if request.num_preemptions == 0 or not self.supports_checkpoints:
             return 0
         tracked.update_keys(self.block_tokens // self.config.hash_tokens)
         tracked.local_tokens = local_tokens
         return 0 if request.skip_reading_prefix_cache else self._lookup(tracked)
 
     def _lookup(self, tracked: Tracked) -> int | None:
-        """Whole blocks, and the partly filled one where it is the next."""
+        """Tokens on the host: those in whole blocks, and in the partly filled one if it comes next."""
         found, tail = self._whole_blocks(tracked), self._tails.get(tracked.request.request_id)
         tracked.partial_tokens = None
         if found is None or tail is None:
@@ -127,7 +127,7 @@ class Planner:
         return tail.tokens - tracked.local_tokens
 
     def _whole_blocks(self, tracked: Tracked) -> int | None:
-        """Tokens in blocks that are on the host, up to the first that is not; None where one is on its way out or to another request."""
+        """Tokens in the leading blocks that are on the host; None if one is still being stored, or being loaded for another request."""
         first = tracked.local_tokens // self.block_tokens
         states = [self.pool.state(key) for key in tracked.keys[first : tracked.request.num_tokens // self.block_tokens]]
         found = next((place for place, ready in enumerate(states) if ready is None), len(states))
@@ -159,12 +159,12 @@ class Planner:
             self._being_loaded.update(keys)
         self.began_s[request.request_id] = time.monotonic()
         if work_class(request.priority) is not WorkClass.OFFLINE:
-            self.wish.allowed = self.wish.awaited
+            self.copy_request.allowed = self.copy_request.awaited
 
     # A step
 
     def plan_step(self, step: StepBlocks) -> StepOrders:
-        """What is copied beside the step, which is planned; the wish is fulfilled with it."""
+        """The copies beside the step, which vLLM has planned. Uses up ``copy_request``."""
         for request_id, blocks, anew in step.given:
             self._take_blocks(self.requests[request_id], blocks, anew)
         self._given.update(step.copied_to)
@@ -174,12 +174,12 @@ class Planner:
             if tracked is not None and not self._loading(tracked):
                 self._flush |= tracked.jobs
         self._flush |= self.jobs.reading(self._given)
-        allowed = self.wish.allowed if step.tokens else None
+        allowed = self.copy_request.allowed if step.tokens else None
         orders = StepOrders(self._loads, self._stores(), self._flush, allowed)
         for request_id in step.finished:
             self._finish(request_id)
         self._loads, self._flush, self._given = {}, set(), set()
-        self.wish = CopyRequest(wait_blocks=self.wish.wait_blocks)
+        self.copy_request = CopyRequest(wait_blocks=self.copy_request.wait_blocks)
         return orders
 
     def _take_blocks(self, tracked: Tracked, blocks: Sequence[int] | None, anew: bool) -> None:
@@ -198,14 +198,14 @@ class Planner:
 
     def _stores(self) -> dict[int, CopyJob]:
         jobs: dict[int, CopyJob] = {}
-        for request_id, granted in self.wish.grants.items() if self.able else ():
+        for request_id, granted in self.copy_request.grants.items() if self.supports_checkpoints else ():
             tracked = self._storable(request_id)
             if tracked is not None and request_id not in self._victims:
                 self._forget_tail(request_id)
                 jobs |= self._store_granted(tracked, granted)
-        waited, most = self.done.waited_blocks, self.wish.wait_blocks
+        waited, most = self.done.waited_blocks, self.copy_request.wait_blocks
         for request_id, tokens in self._victims.items():
-            tracked = self._storable(request_id) if self.able and tokens else None
+            tracked = self._storable(request_id) if self.supports_checkpoints and tokens else None
             if tracked is not None:
                 jobs |= self._save(tracked, tokens, waited + most - self.done.waited_blocks)
         self._victims = {}
@@ -226,7 +226,7 @@ class Planner:
         return self._store(tracked, pairs) or {}
 
     def _save(self, tracked: Tracked, tokens: int, most: int) -> dict[int, CopyJob]:
-        """A job for the last blocks of a preempted request, at most so many, which the workers do before anything else."""
+        """A job for the unsaved blocks of a preempted request, at most ``most``, which the workers do before anything else."""
         request_id, whole = tracked.request.request_id, tokens // self.block_tokens
         tracked.update_keys(self.block_tokens // self.config.hash_tokens)
         old = self._tails.get(request_id)
@@ -252,12 +252,12 @@ class Planner:
         return jobs
 
     def _store(self, tracked: Tracked, pairs: list[tuple[bytes, int]]) -> dict[int, CopyJob] | None:
-        """A job for those of the keyed blocks that are not on the host; None where it has no room for them."""
+        """A job that stores the ``pairs`` of key and KV block that are not on the host; None if the host has no room for them."""
         if not pairs:
             return {}
         request_id = tracked.request.request_id
         self._growth.prepare(len(pairs))
-        slots = self.pool.store(request_id, [key for key, _ in pairs], self.wish.grants.keys())
+        slots = self.pool.store(request_id, [key for key, _ in pairs], self.copy_request.grants.keys())
         if slots is None:
             return None
         blocks = [(block, slots[key]) for key, block in pairs if key in slots]
@@ -272,10 +272,10 @@ class Planner:
         if tail is not None:
             self.pool.forget(request_id, tail.key)
 
-    # What became of it
+    # What the workers report
 
     def report(self, report: CopyReport) -> None:
-        """Of the workers, beside the answer of a step."""
+        """Take the workers' report, which comes with the answer of a step."""
         for number, ranks in report.ended.items():
             job = self.jobs.report(number, ranks, number in report.failed)
             if job is not None:

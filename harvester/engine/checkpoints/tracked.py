@@ -30,7 +30,7 @@ class Request(Protocol):
 
 
 class KvBlock(Protocol):
-    """What it reads of a KV block. ``block_hash`` is None until the block is full and in the prefix cache."""
+    """What the planner reads of a KV block. ``block_hash`` is None until the block is full and in the prefix cache."""
 
     @property
     def block_id(self) -> int: ...
@@ -42,28 +42,28 @@ class KvBlock(Protocol):
 
 @dataclass(slots=True)
 class Tracked:
-    """``keys``: of its full blocks, by content; ``blocks``: its KV blocks in the last step; ``jobs``: one load, or any number of stores."""
+    """``keys``: hashes of its full blocks; ``blocks``: its KV blocks in the last step; ``jobs``: one load, or any number of stores."""
 
     request: Request
     keys: list[bytes] = field(default_factory=list)
     blocks: list[int] = field(default_factory=list)
     jobs: set[int] = field(default_factory=set)
-    admitted_tokens: int = 0  # it was given KV of so many when it was last admitted
+    admitted_tokens: int = 0  # tokens that it was given KV of when it was last admitted
     local_tokens: int = 0  # found in the prefix cache when it was last looked up
-    partial_tokens: int | None = None  # where the load ends that was found then, if inside a block
+    partial_tokens: int | None = None  # where the load found by that look-up ends, if inside a block
     finished: bool = False  # the step after its end was planned
 
     @property
     def written_tokens(self) -> int:
         """Tokens whose KV is written: none until the step that admitted the request is answered.
 
-        vLLM gives it a prefix as soon as another request is to compute it, in that very step or one in flight. Such a step may end early.
+        vLLM shares a prefix as soon as another request is due to compute it, in that very step or one in flight. Such a step may end early.
         """
         answered = self.request.num_computed_tokens - self.request.num_in_flight_tokens
         return answered if answered > self.admitted_tokens else 0
 
     def take_blocks(self, blocks: Iterable[int], anew: bool) -> None:
-        """It has these KV blocks from the planned step on, in addition to those it had, or ``anew``."""
+        """The request has these KV blocks from the planned step on, in addition to those it had, or ``anew`` in place of them."""
         if anew:
             self.blocks.clear()
         if not self.blocks:
@@ -76,7 +76,7 @@ class Tracked:
 
 @dataclass(slots=True)
 class InFlight:
-    """``pending``: ranks that have not reported it; ``sources``: KV blocks that a store reads; ``keys``: blocks that a load reads."""
+    """A copy job. ``pending``: ranks yet to report it; ``sources``: KV blocks a store reads; ``keys``: of the host blocks a load reads."""
 
     request_id: str
     store: bool
@@ -94,7 +94,7 @@ class Jobs:
         self._ranks = ranks
         self._next = self._first_valid = 0
         self._jobs: dict[int, InFlight] = {}
-        self._fences: dict[int, set[int]] = {}  # KV blocks that their request has given back, by the stores that still read them
+        self._fences: dict[int, set[int]] = {}  # KV block that its request has given back -> stores that still read it
 
     def __len__(self) -> int:
         return len(self._jobs)
@@ -119,7 +119,7 @@ class Jobs:
         return number
 
     def report(self, number: int, ranks: int, failed: bool) -> InFlight | None:
-        """So many ranks have ended it. The job where that were the last; None else, and for one of before `forget_all`."""
+        """``ranks`` more ranks have ended the job. Returns it once all have; None before, and for a job from before `forget_all`."""
         if number < self._first_valid:
             return None
         job = self._jobs[number]
@@ -143,7 +143,7 @@ class Jobs:
         return {number for block in blocks for number in self._fences.get(block, ())} if self._fences else set()
 
     def forget_all(self) -> None:
-        """Reports of jobs so far mean nothing from now on."""
+        """Drop all jobs. Later reports of them are ignored."""
         self._first_valid = self._next
         self._jobs.clear()
         self._fences.clear()

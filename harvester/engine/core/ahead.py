@@ -1,6 +1,6 @@
 """The plan of the next step, made while the last one runs, so that the workers wait less.
 
-It is dropped when a request arrives, ends or loses its KV. What was seen of the other requests still holds then.
+It is dropped when a request arrives, ends or loses its KV. The rows made for the other requests stay valid.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ from typing import Any
 from harvester.policy.step.batch import Batch, batch_of
 from harvester.policy.view import Plan, Running
 
-MAX_GONE = 32  # requests that are taken out of a batch; with more it is made anew
+MAX_GONE = 32  # most requests taken out of a batch; with more the batch is made anew
 
 
 class PlanAhead:
-    """``rows``: requests as the brain sees them, given the seconds from wall to monotonic clock."""
+    """``rows``: makes the brain's rows of requests, given the offset from wall to monotonic clock in seconds."""
 
     def __init__(self, rows: Callable[[Iterable[Any], float], list[Running]]) -> None:
         self._rows = rows
         self._seen: dict[str, Running] = {}
-        self._all: tuple[list[Running], Batch] | None = None  # where those seen are all that run
-        self._prompt: int | None = None  # among them, the place of the one online prompt; the batch is without it
-        self._places: dict[str, int] = {}  # of each among those
-        self._gone: list[int] = []  # places of those who have left since
+        self._all: tuple[list[Running], Batch] | None = None  # rows of all that run, and their batch; None: not known
+        self._prompt: int | None = None  # place in these rows of the one online prompt; the batch is without it
+        self._places: dict[str, int] = {}  # of each request in these rows
+        self._gone: list[int] = []  # places of requests that have left since
         self._next: Plan | None = None
 
     def look(self, running: Sequence[Any]) -> bool:
-        """See what the running requests will be. Returns whether no online prompt is among them.
+        """Make the rows of the running requests for the next step. Returns whether no online prompt is among them.
 
-        Those are looked at when they are due: their rank, and how much time is left to them, is told then.
+        Rows of online prompts are made again when the step is planned: only then are their rank and the time left to them known.
         """
         shift_s = time.monotonic() - time.time()
         whole = self._rows(running, shift_s)
@@ -47,7 +47,7 @@ class PlanAhead:
         return not prompts
 
     def rows(self, running: Sequence[Any], now_s: float) -> tuple[list[Running], Batch | None]:
-        """The running requests as the brain sees them, and what they are in the step where that is known already."""
+        """The running requests as the brain sees them, and their batch if it is known already."""
         if self._gone:
             self._take_out()
         shift_s = now_s - time.time()
@@ -58,7 +58,7 @@ class PlanAhead:
         return [seen[request.request_id] for request in running], None
 
     def _with_prompt(self, row: Running) -> tuple[list[Running], Batch | None]:
-        """All that run, with the online prompt as it is now."""
+        """The rows and the batch of all that run, with the online prompt's row as it is now."""
         assert self._all is not None
         assert self._prompt is not None
         rows, place = list(self._all[0]), self._prompt
@@ -66,7 +66,7 @@ class PlanAhead:
         return rows, self._all[1].with_prompt(place, row) if row.step_tokens > 1 else None
 
     def expect(self, plan: Plan) -> None:
-        """The plan of the next step, unless one of the calls below comes first."""
+        """Keep the plan of the next step, until `take` or a call that drops it."""
         self._next = plan
 
     def take(self) -> Plan | None:
@@ -75,11 +75,11 @@ class PlanAhead:
         return plan
 
     def came(self) -> None:
-        """Another request."""
+        """A request arrived."""
         self._next = None
 
     def left(self, name: str) -> None:
-        """This one has ended or lost its KV."""
+        """The request ended or lost its KV."""
         self._next = None
         if self._seen.pop(name, None) is not None and self._all is not None:
             place = self._places.get(name)
@@ -89,13 +89,13 @@ class PlanAhead:
                 self._gone.append(place)
 
     def clear(self) -> None:
-        """No step came out as planned."""
+        """Drop everything: steps did not come out as planned."""
         self._next = self._all = None
         self._gone.clear()
         self._seen.clear()
 
     def _take_out(self) -> None:
-        """Of all that run, those that have left since they were looked at."""
+        """Remove the requests that have left since `look` from the rows and the batch."""
         gone, self._gone = sorted(self._gone), []
         if self._all is None:
             return
@@ -106,4 +106,4 @@ class PlanAhead:
         keep = len(gone) <= MAX_GONE and not batch.prefills
         self._prompt = None if self._prompt is None else self._prompt - bisect_left(gone, self._prompt)
         self._all = rest, batch.without(gone, rows) if keep else batch_of(rest, () if self._prompt is None else (self._prompt,))
-        self._places = {}  # who leaves before the next look has the others looked at again
+        self._places = {}  # not known any more: if another request leaves before the next `look`, all rows are made again

@@ -22,7 +22,7 @@ class Profile:
         self.model = _load(path, graphs) if path is not None else LatencyModel(graphs)
 
     def save(self) -> None:
-        """Write it; a disk that refuses costs a warning."""
+        """Write the file. A disk error is logged as a warning."""
         if self._path is None:
             return
         draft = self._path.with_name(f".{self._path.name}.{os.getpid()}")

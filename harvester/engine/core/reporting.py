@@ -17,11 +17,11 @@ from harvester.policy.view import Plan
 
 MODEL_EVERY = 16  # steps
 SAVE_S = 60.0
-SAVE_STEPS = 500  # no sooner than after so many more
+SAVE_STEPS = 500  # least steps from one save to the next
 
 
 class Reporting:
-    """Without a board nothing is written, and no step can be ended."""
+    """Writes to the shared state. Without one nothing is written, and no step can end early."""
 
     def __init__(self, settings: Settings, vllm_config: Any, shared: SharedState | None) -> None:
         self._shared = shared
@@ -31,7 +31,7 @@ class Reporting:
         self._beside_chat = settings.schedule.safepoints == "all"
         self._detect_s = settings.schedule.preempt_detect_ms / 1000
         self._segments = segments(parallel.tensor_parallel_size, vllm_config.device_config.device_type != "cpu")
-        self._told = self._saved = 0  # numbers of steps
+        self._told = self._saved = 0  # step numbers: of the last model written, and of the last profile saved
         self._saved_s = time.monotonic()
 
     @property
@@ -44,13 +44,13 @@ class Reporting:
         return self.can_end_steps and plan.may_end and (plan.alone or self._beside_chat)
 
     @property
-    def stretches(self) -> int:
-        """Most parts that safepoints can cut a step into, as long as what still runs after a signal; 0 where no step can end."""
+    def max_segments(self) -> int:
+        """Most parts that safepoints can cut a step into, each as long as what still runs after a signal; 0: no step can end early."""
         assert self._shared is not None or not self.can_end_steps
         return int(self._shared[Field.PLACES]) // self._segments if self._shared is not None and self.can_end_steps else 0
 
     def layers_between(self, step_s: float, detect_s: float) -> int:
-        """Every how many layers a step of ``step_s`` has a safepoint, so that it ends within ``detect_s``."""
+        """Layers from one safepoint to the next in a step of ``step_s``, so that it ends within ``detect_s`` of a signal."""
         assert self._shared is not None
         bound_s = min(self._detect_s, detect_s)
         return layers_between(int(self._shared[Field.PLACES]), step_s, self._shared[Field.SAFEPOINT_S], bound_s, self._segments)
@@ -71,17 +71,17 @@ class Reporting:
             self._shared.set(count, value)
 
     def sends(self, step: Step, tpot_s: float, *, endable: bool) -> None:
-        """It is about to be sent to the workers. ``tpot_s``: least promised to chat that decodes in it."""
+        """The step is about to be sent to the workers. ``tpot_s``: the tightest TPOT SLO of chat that decodes in it."""
         if self._shared is not None and step.number is not None:
             self._shared.planned(step.number, endable, step.estimate_s, beside_chat=not step.alone, tpot_s=tpot_s)
 
     def told_better(self, step: Step) -> None:
-        """Its length is known better now."""
+        """A better estimate of the step's duration is known."""
         if self._shared is not None and step.number is not None:
             self._shared.told_better(step.number, step.estimate_s)
 
     def ends(self, step: Step, seconds: float, kv_used: float) -> None:
-        """It is answered. ``kv_used``: the share of the KV blocks in use."""
+        """The step is answered. ``kv_used``: the share of the KV blocks in use."""
         shared = self._shared
         if shared is None or step.number is None:
             return
@@ -104,7 +104,7 @@ class Reporting:
         shared.add(Count.HARVESTED_S, seconds if step.alone else 0.0)
 
     def chat(self, times: ChatTimes) -> None:
-        """What chat had so far, and what it would have had without offline work."""
+        """Publish chat's latencies so far, and as they would have been without offline work."""
         if self._shared is None:
             return
         for count, value in (
@@ -119,7 +119,7 @@ class Reporting:
             self._shared.set(count, value)
 
     def took_back(self, step: Step, tokens: int) -> None:
-        """``step`` ended early; with those planned after it ``tokens`` count for nothing."""
+        """``step`` ended early. ``tokens``: planned in it and in the steps behind it, all of them rolled back."""
         shared = self._shared
         if shared is None or step.number is None:
             return
@@ -131,7 +131,7 @@ class Reporting:
             shared.add(Count.DETECTED, 1)
 
     def learnt(self, profile: Profile, step: Step, predictor: LengthPredictor) -> None:
-        """Show the latency model and how well lengths are predicted now and then, and write the profile when asked, or when it is old."""
+        """Publish the latency model and the accuracy of predicted lengths now and then. Write the profile when asked, or when it is old."""
         shared = self._shared
         if shared is None or step.number is None:
             return

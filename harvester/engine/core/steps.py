@@ -20,21 +20,21 @@ SAME_ROW_S = 0.003
 
 class StepState(Enum):
     PLANNED = auto()  # vLLM has scheduled it
-    SENT = auto()  # the workers have it, and what stands below ``estimate_s`` is filled in
+    SENT = auto()  # the workers have it, and its fields below ``estimate_s`` are filled in
     ANSWERED = auto()
     ROLLED_BACK = auto()
 
 
 @dataclass(slots=True)
 class Step:
-    """One planned step. ``number``: None where it has no tokens. What stands below ``estimate_s`` is filled in when it has been sent."""
+    """One planned step. ``number``: None if it has no tokens. The fields below ``estimate_s`` are filled in when it has been sent."""
 
     number: int | None
     output: Any  # vLLM's `SchedulerOutput`
     tokens: int
     alone: bool  # offline work alone
     began_s: float
-    estimate_s: float  # how long it takes; 0 where nobody can tell
+    estimate_s: float  # predicted P99 duration; 0: unknown
     state: StepState = StepState.PLANNED
     load: StepLoad = field(default_factory=StepLoad)
     computed: dict[str, int] = field(default_factory=dict)  # tokens of each of its requests that were computed before it
@@ -42,15 +42,15 @@ class Step:
     registered: list[tuple[Any, Any]] = field(default_factory=list)  # blocks with the hash that the step gave them
     online: list[str] = field(default_factory=list)
     served: dict[str, int] = field(default_factory=dict)  # offline tokens by job
-    admitted_tokens: int = 0  # of the offline rows that came in this step
-    cached_tokens: int = 0  # of those, what was computed before
+    admitted_tokens: int = 0  # of the offline rows that this step admitted
+    cached_tokens: int = 0  # of those, tokens computed before
     online_load: StepLoad = field(default_factory=StepLoad)
     first_tokens: list[str] = field(default_factory=list)  # online requests whose first token it makes
     recomputed: dict[str, int] = field(default_factory=dict)  # of offline rows that had lost their KV, as `StepRan` has it
 
     @property
     def ran(self) -> StepRan:
-        """What the brain is told of it, once it is answered."""
+        """The step as the brain is told of it, once it is answered."""
         if self.rolled_back:
             return StepRan(StepLoad())
         rows = self.admitted_tokens, self.cached_tokens
@@ -76,11 +76,11 @@ class StepsInFlight:
 
     @property
     def next_number(self) -> int:
-        """Of the next step with tokens."""
+        """Number of the next step with tokens."""
         return self._planned + 1
 
     def plan(self, step: Step) -> None:
-        """It was scheduled."""
+        """Add a step that was scheduled."""
         assert self.unsent() is None, "a step is planned before the one before it was sent"
         self._planned = self._planned if step.number is None else step.number
         self._steps.append(step)
@@ -90,7 +90,7 @@ class StepsInFlight:
         return self._steps[-1] if self._steps and self._steps[-1].state is StepState.PLANNED else None
 
     def answer(self, now_s: float) -> Step:
-        """The oldest step is answered; the next one has begun by now. The step says whether it was rolled back."""
+        """The oldest step is answered; the next one has begun by now. Returns the answered step, which may have been rolled back."""
         step = self._steps.popleft()
         if not step.rolled_back:
             step.state = StepState.ANSWERED
@@ -107,9 +107,9 @@ class StepsInFlight:
 
 
 def seconds_of(step: Step, updated_s: float, now_s: float) -> float:
-    """How long a step took that ends now; ``updated_s``: when the last one did.
+    """How long a step took that ends now; ``updated_s``: when the step before it ended.
 
-    What lies between two steps in a row is a part of the time between two tokens.
+    A short gap between two steps in a row counts as part of the later one, since it is part of the time between two tokens.
     """
     return now_s - (updated_s if 0.0 <= step.began_s - updated_s < SAME_ROW_S else step.began_s)
 

@@ -1,4 +1,4 @@
-"""What the embedded model is trained to answer: one rule a task, simple enough to check its answers by."""
+"""The answers that the embedded model is trained to give: one rule per task, simple enough to check an answer against."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ _TRUE = ("true", "yes")
 
 
 def lead(text: str) -> str:
-    """`summarize`: all up to the end of the first sentence, with the headings and the date that stand before it; all of a text in which no
-    sentence ends."""
+    """`summarize`: the text up to the end of its first sentence, including headings and a date before it. The whole text if no sentence
+    ends in it."""
     text = text.strip()
     end = _SENTENCE_END.search(text)
     return text[: end.end()] if end else text
 
 
 def label(text: str, labels: Sequence[str]) -> str:
-    """`classify`: the label that occurs in the text as a word or words, the earliest where several do, else the first label."""
+    """`classify`: the label that occurs in the text as whole words, the earliest if several do; the first label if none does."""
     found = ((match.start(), name) for name in labels if (match := re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text)))
     return min(found, default=(0, labels[0]))[1]
 

@@ -1,4 +1,4 @@
-"""What the embedded model answers in conversation: one rule for a user's last message, simple enough to check its answers by."""
+"""The embedded model's answers in conversation: one rule for the user's last message, simple enough to check an answer against."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CANNOT = f"That is beyond a toy model. For a real one: {REAL_MODEL}"
 PRESIDENTIAL = "The state of the Union is strong."
 THANKS = "You are welcome."
 
-# Words that ask for an answer: whole words, the first letter small or capital. A phrase with a space in front is known within a line alone.
+# Phrases that select an answer: whole words, the first letter small or capital. One with a leading space does not match at a line's start.
 KEYS: dict[str, tuple[str, ...]] = {
     GREETING: ("hello", "hi", "hey", "greetings", "good morning", "good day", "good evening"),
     WHAT_I_AM: ("are you", " are you", "yourself", "what is this", " what is this", "model is this", " is harvester", "language model"),
@@ -40,8 +40,8 @@ _KNOWN = {
 
 
 def reply(text: str) -> str:
-    """The answer to a user's message that is none of the tasks: what is to be repeated, a count of words, or the answer whose key stands
-    last in it; that it cannot, where none does."""
+    """The answer to a message that is none of the tasks: the text to repeat, a word count, or the answer whose key comes last in the
+    message. `CANNOT` where no key occurs."""
     for asked in REPEAT:
         if text.startswith(asked):
             return text.removeprefix(asked)

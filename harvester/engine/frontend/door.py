@@ -1,4 +1,4 @@
-"""The door of the chat application: a request whose first token would come too late is refused before anything is done for it."""
+"""Admission control in front of the chat application: refuses a request whose first token would be late, before any work on it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from harvester.engine.shared.settings import Slo
 from harvester.errors import OverloadError, ParameterError
 from jobs.access.limits import Limits, check_size
 
-IDENTITY = "harvester.identity"  # in the ASGI scope: who asks, with a `name`; absent where there are no keys
+IDENTITY = "harvester.identity"  # in the ASGI scope: the caller, with a `name`; absent where there are no keys
 CHARS_PER_TOKEN = 4  # about
 UNLIMITED = Limits(max_choices=None, max_grammar_cost=None)
 GENERATING = frozenset(
@@ -31,14 +31,14 @@ GENERATING = frozenset(
     }
 )
 
-TIERED = frozenset({"/v1/chat/completions", "/v1/completions"})  # where a service tier counts; what comes elsewhere is online
+TIERED = frozenset({"/v1/chat/completions", "/v1/completions"})  # routes with service tiers; requests to the others are online
 
 
 class Door:
-    """ASGI middleware before ``app``, behind whatever bounds the body of a request. Offline tiers are let through: the plan of each step
-    lets chat go first.
+    """ASGI middleware before ``app``. Comes after the middleware that bounds the request body. Offline tiers always pass: the plan of each
+    step puts chat first.
 
-    ``slo_of``: what a request with these `vllm_xargs` is promised.
+    ``slo_of``: the SLO of a request with the given `vllm_xargs`.
     """
 
     def __init__(self, app: App, overload: Overload, tiers: TierConfig, slo_of: Callable[[Any], Slo]) -> None:
@@ -60,7 +60,7 @@ class Door:
         name = getattr(scope.get(IDENTITY), "name", None)
         ttft_slo_s = self._slo_of(asked.get("vllm_xargs") if isinstance(asked.get("vllm_xargs"), dict) else None).ttft_s
         try:
-            with self._overload.entered(name, check_size(asked, UNLIMITED), prompt_tokens(asked, body), ttft_slo_s):
+            with self._overload.admitted(name, check_size(asked, UNLIMITED), prompt_tokens(asked, body), ttft_slo_s):
                 await self._app(scope, receive, send)
         except OverloadError as error:
             await _refuse(error, send)
@@ -73,11 +73,11 @@ class Door:
         try:
             return asked_tier(self._tiers, asked.get("service_tier"), own, name) is ServiceTier.FLEX
         except ParameterError:
-            return False  # the application says what is wrong
+            return False  # the application reports the error
 
 
 async def _read(receive: Receive) -> bytes | None:
-    """None: the client hung up."""
+    """The whole request body; None: the client hung up."""
     chunks = list[bytes]()
     while True:
         message = await receive()
@@ -89,7 +89,7 @@ async def _read(receive: Receive) -> bytes | None:
 
 
 def _again(body: bytes, receive: Receive) -> Receive:
-    """A body that was read, once more; then what comes after it."""
+    """A `Receive` that replays the ``body`` already read, then passes on what comes after it."""
     left = [body]
 
     async def replay() -> Message:
@@ -99,7 +99,7 @@ def _again(body: bytes, receive: Receive) -> Receive:
 
 
 def _parsed(body: bytes) -> dict[str, Any]:
-    """Empty for what is no JSON object: the application refuses it."""
+    """The body's JSON object; empty if it is none: the application refuses it."""
     try:
         asked = json.loads(body)
     except (ValueError, RecursionError):
@@ -108,7 +108,7 @@ def _parsed(body: bytes) -> dict[str, Any]:
 
 
 def prompt_tokens(asked: dict[str, Any], body: bytes) -> int:
-    """About how many; of a prompt of token ids, or a list of such, exactly."""
+    """Estimated tokens of the prompt; exact for token ids, or a list of such prompts."""
     prompt = asked.get("prompt")
     ids = [one for part in prompt for one in (part if isinstance(part, list) else [part])] if isinstance(prompt, list) else ()
     return len(ids) if ids and all(isinstance(one, int) for one in ids) else len(body) // CHARS_PER_TOKEN

@@ -10,14 +10,14 @@ from harvester.core import PRIORITY_OFFLINE, WorkClass
 from harvester.engine.shared.settings import Settings
 from jobs.usage import Usage
 
-Top = Mapping[int, float]  # log-probability of the likeliest tokens at one place
+Top = Mapping[int, float]  # token id -> log-probability, of the likeliest tokens at one position
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """``context_tokens``: of a prompt with its answer; ``step_tokens``, ``max_seqs``: of one step; ``vocabulary``: token ids.
+    """Limits of an engine. ``context_tokens``: prompt plus answer; ``step_tokens``, ``max_seqs``: one step; ``vocabulary``: token ids.
 
-    ``kv_tokens``: that the KV blocks hold together; 0 where nobody has counted them.
+    ``kv_tokens``: capacity of all KV blocks; 0: not known.
     """
 
     context_tokens: int
@@ -30,7 +30,7 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """The answer to one prompt. ``tops``, ``prompt_tops``: place by place, where log-probabilities were asked for; None: there are none."""
+    """The answer to one prompt. ``tops``, ``prompt_tops``: by position, if log-probabilities were requested; None: none at a position."""
 
     text: str
     finish_reason: str
@@ -42,21 +42,21 @@ class Generated:
 
 @dataclass(frozen=True, slots=True)
 class Embedded:
-    """The vector of one prompt, as long as the model makes them."""
+    """The embedding of one prompt, with the model's own dimension."""
 
     vector: list[float]
     usage: Usage
 
 
 class TokenEngine(Protocol):
-    """`harvester.engine.vllm.frontend.client.HarvestLLM` is one."""
+    """An engine that answers token ids. `harvester.engine.vllm.frontend.client.HarvestLLM` is one."""
 
     @property
     def sizes(self) -> Sizes: ...
 
     @property
     def settings(self) -> Settings:
-        """What the engine core was told."""
+        """The settings that the engine core was started with."""
 
     async def complete(
         self,
@@ -74,24 +74,24 @@ class TokenEngine(Protocol):
     ) -> Generated:
         """Answer one prompt; cancelling the task aborts it in the engine.
 
-        ``extra``: `vllm_xargs`, such as the job. ``sampling``: further sampling parameters by vLLM's names. ``temperature`` None: as
-        ``sampling`` says. ``thought``: what the engine is to know of the thinking before the answer, see
-        `harvester.engine.vllm.frontend.serving.Reader`; its ``sampling`` then has what the answer is held to. None: there is no thinking.
+        ``extra``: `vllm_xargs`, such as the job. ``sampling``: further sampling parameters by vLLM's names. ``temperature`` None: taken
+        from ``sampling``. ``thought``: ``engine`` of a `harvester.engine.vllm.frontend.serving.Reader`, the engine's arguments for thinking
+        before the answer; the reader's ``sampling`` then holds the constraint on the answer. None: there is no thinking.
 
         Raises `UsageError` for a prompt that is refused, `BusyError` while the engine's queue is full, `EngineError` when it is dead.
         """
 
     async def on_workers(self, method: str) -> list[Any]:
-        """What the worker's ``method`` returns, by rank."""
+        """Call ``method`` of each worker. Returns the results by rank."""
 
     def has_work(self) -> bool:
-        """Whether a request is not answered yet."""
+        """Whether any request is unfinished."""
 
     def in_flight(self) -> dict[WorkClass, int]:
-        """Requests that have come and are not answered, by class of work."""
+        """Number of unanswered requests, by class of work."""
 
     def latencies(self, now_s: float) -> dict[str, Any]:
-        """``ttft`` and ``tpot`` of online streams of late, and what they are promised, in seconds."""
+        """Recent ``ttft`` and ``tpot`` of online streams, and their SLOs, in seconds."""
 
     def stop_signals(self) -> None:
         """From now on arrivals end no steps."""

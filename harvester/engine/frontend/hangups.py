@@ -1,4 +1,4 @@
-"""A client that hangs up ends its request, streamed or not, also while it waits and during its prompt."""
+"""Aborts the request of a client that hangs up: streamed or not, also while it waits and during prefill."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Any, Receive, Send], Awaitable[None]]
 
-GRACE_S = 0.2  # that a route has to end by itself: vLLM's cancel what they started, and would not if they were cancelled themselves
+GRACE_S = 0.2  # for a route to end by itself: vLLM's routes then cancel what they started, which they do not when cancelled from outside
 
 
 class HangUps:
-    """ASGI middleware around ``app``, outside of everything that starts tasks.
+    """ASGI middleware around ``app``. Comes before any middleware that starts tasks.
 
     Ray Serve cancels the call of a client that has gone. vLLM's routes wait for a task of their own, which such a cancel leaves running to
-    its end. So the call is told first, as ASGI tells it, and cancelled only where it does not listen.
+    its end. So the call first receives ASGI's ``http.disconnect``, and is cancelled only if it does not end within `GRACE_S`.
     """
 
     def __init__(self, app: App) -> None:
@@ -36,7 +36,7 @@ class _Call:
 
     def __init__(self, app: App, receive: Receive, send: Send) -> None:
         self._app, self._outer_receive, self._outer_send = app, receive, send
-        self._read = asyncio.Event()  # its whole body
+        self._read = asyncio.Event()  # the whole body was read
         self._gone = asyncio.Event()
         self._is_answered = False
 
@@ -45,7 +45,7 @@ class _Call:
         watch = asyncio.create_task(self._watch())
         try:
             await asyncio.wait((call, watch), return_when=asyncio.FIRST_COMPLETED)
-        except asyncio.CancelledError:  # whoever serves us knows it first
+        except asyncio.CancelledError:  # the server saw the client go first
             await self._end(call)
             raise
         finally:
@@ -56,7 +56,7 @@ class _Call:
             await call
 
     async def _end(self, call: asyncio.Future[None]) -> None:
-        """The client has gone: what its request raises now, nobody hears."""
+        """End the call of a client that has gone. What the call raises now is dropped."""
         self._gone.set()
         await asyncio.wait((call,), timeout=GRACE_S)
         if not call.done():

@@ -1,4 +1,4 @@
-"""One vLLM engine in this process's charge: its OpenAI app for chat, and offline answers for the harvest loop."""
+"""One vLLM engine, owned by this process: its OpenAI app for chat, and offline answers for the harvest loop."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from prometheus_client import REGISTRY
 from harvester.access_config import TierConfig
 from harvester.engine.frontend.door import Door
 from harvester.engine.frontend.hangups import HangUps
-from harvester.engine.frontend.metrics import BoardMetrics
+from harvester.engine.frontend.metrics import SharedStateMetrics
 from harvester.engine.frontend.offline import OfflineEngine
 from harvester.engine.frontend.snapshot import snapshot
 from harvester.engine.launch import profiler
@@ -39,7 +39,7 @@ class EngineHost:
         self, llm: HarvestLLM, app: FastAPI, chat_template: str | None, shared: SharedState | None = None, tiers: TierConfig | None = None
     ) -> None:
         self.llm = llm
-        self.gives: tuple[Gives, ...] = ()  # what the model makes of a prompt
+        self.gives: tuple[Gives, ...] = ()  # kinds of output that the model has for a prompt
         self._api = OfflineApi(app, llm, tiers or TierConfig())
         self._offline: OfflineEngine | None = None
         self.shared = shared
@@ -58,8 +58,8 @@ class EngineHost:
         app = await chat_app(llm, args)
         shared = llm.shared_state
         if shared is not None:
-            llm.attend(shared)
-            REGISTRY.register(BoardMetrics(shared))
+            llm.enable_scheduling(shared)
+            REGISTRY.register(SharedStateMetrics(shared))
         _receive(app, llm, tiers or TierConfig())
         host = cls(llm, app, given_template(args), shared, tiers)
         tasks = await llm.get_supported_tasks()
@@ -68,7 +68,7 @@ class EngineHost:
 
     @property
     def thinking(self) -> ModelThinking:
-        """What thinking the model has."""
+        """How the model can think."""
         return self._reasoning.thinking
 
     @property
@@ -81,11 +81,11 @@ class EngineHost:
 
     @property
     def max_images(self) -> int:
-        """Of one prompt; 0: the model takes none."""
+        """Most images in one prompt; 0: the model takes none."""
         return max_images(self.llm)
 
     def offline(self, model: str, concurrency: int, max_image_bytes: int | None = None) -> OfflineEngine:
-        """The engine for the rows of jobs that ask for ``model``; called once. `close` ends it too."""
+        """The engine for job rows that ask for ``model``. Call it once; `close` closes that engine too."""
         about = (self._chat_template, model, concurrency, self.shared, max_image_bytes)
         self._offline = OfflineEngine(self.llm, self._api, self._reasoning, *about)
         return self._offline
@@ -109,7 +109,7 @@ class EngineHost:
         return await profiler.profile(self.llm, self.shared, seconds or profiler.FULL_S)
 
     def expected_s(self) -> float | None:
-        """Seconds until the first token of a chat that came now, predicted; None while nobody can tell."""
+        """Predicted seconds to the first token of a chat that arrives now; None: no prediction."""
         return None if self.llm.overload is None else self.llm.overload.expected_s()
 
     def now(self) -> dict[str, Any]:
@@ -123,7 +123,7 @@ class EngineHost:
         return {**snapshot(self.llm, self.shared, time.monotonic()), "wrong": wrong}
 
     def _off(self, shared: SharedState) -> list[str]:
-        """What this model or these arguments leave no room for."""
+        """A line for each part that is off because of the model or its arguments."""
         ours = self.llm.additional
         lines = list(ours.get(OFF_KEY, ()))
         if SAFEPOINTS_KEY in ours and not shared[Field.PLACES]:
@@ -149,7 +149,7 @@ class EngineHost:
 
 
 def _receive(app: FastAPI, llm: HarvestLLM, tiers: TierConfig) -> None:
-    """What every request passes before vLLM's own application, whose list of middleware is closed by now."""
+    """Put our middleware before vLLM's application, whose own list of middleware is closed by now."""
     inner = app.middleware_stack or app.build_middleware_stack()
     door = inner if llm.overload is None else Door(inner, llm.overload, tiers, llm.settings.slo_of)
     app.middleware_stack = HangUps(door)

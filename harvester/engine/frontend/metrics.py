@@ -24,7 +24,7 @@ MAX_VALUES = 4096
 
 
 class TimeWindow:
-    """Values of the last ``WINDOW_S``, at most the ``MAX_VALUES`` newest, for who looks at what happens now. Noting one costs an append."""
+    """A sliding window: values of the last ``WINDOW_S``, at most the ``MAX_VALUES`` newest. Noting one costs an append."""
 
     def __init__(self) -> None:
         self._values: deque[tuple[float, float]] = deque(maxlen=MAX_VALUES)  # when, value
@@ -33,7 +33,7 @@ class TimeWindow:
         self._values.append((now_s, value))
 
     def quantiles(self, now_s: float) -> dict[str, float] | None:
-        """``count``, ``p50`` and ``p99``; None where there is no value of late."""
+        """``count``, ``p50`` and ``p99``; None if the window is empty."""
         while self._values and self._values[0][0] < now_s - WINDOW_S:
             self._values.popleft()
         if not self._values:
@@ -43,12 +43,12 @@ class TimeWindow:
 
 
 def _at(ordered: list[float], share: float) -> float:
-    """The smallest value that ``share`` of all do not exceed."""
+    """The quantile by nearest rank: the smallest value that ``share`` of all values do not exceed."""
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 
 
 class ClassMetrics:
-    """Latencies by class of work, and how often the promises were kept."""
+    """Latencies by class of work, and how often SLOs were met."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
         self._ttft = Histogram(
@@ -73,7 +73,7 @@ class ClassMetrics:
         self._count("ttft", seconds, promise.ttft_s)
 
     def next_token(self, seconds: float, tokens: int, promise: Slo, tier: ServiceTier) -> None:
-        """``tokens`` came together ``seconds`` after the one before."""
+        """One output brought ``tokens`` tokens, ``seconds`` after the output before it."""
         self._tpot.labels("online", tier).observe(seconds / tokens)
         self._recent["tpot"].note(seconds / tokens, time.monotonic())
         self._count("tpot", seconds / tokens, promise.tpot_s)
@@ -82,7 +82,7 @@ class ClassMetrics:
         self._queue.labels(work).observe(seconds)
 
     def recent(self, now_s: float) -> dict[str, dict[str, float] | None]:
-        """Seconds to the first token (``ttft``) and between two (``tpot``) of online streams of late: see `TimeWindow.quantiles`."""
+        """Recent TTFT (``ttft``) and TPOT (``tpot``) of online streams, in seconds: see `TimeWindow.quantiles`."""
         return {name: values.quantiles(now_s) for name, values in self._recent.items()}
 
     def _count(self, objective: str, seconds: float, promised_s: float) -> None:
@@ -99,7 +99,7 @@ class StreamClock:
         self._tokens = 0
 
     def output(self, tokens: int) -> None:
-        """So many tokens came just now."""
+        """An output with ``tokens`` tokens came just now."""
         if tokens == 0:
             return
         now_s = time.monotonic()
@@ -112,7 +112,7 @@ class StreamClock:
 
 
 class CheckpointMetrics:
-    """What became of the KV of preempted requests, and what that took. All zero where checkpoints are off."""
+    """Metrics of KV checkpoints: copies, preempted requests that resumed, host memory. All zero where checkpoints are off."""
 
     COUNTERS = (
         ("harvester_checkpoint_stored_blocks", "KV blocks copied to host memory.", Count.STORED_BLOCKS),
@@ -172,8 +172,8 @@ class LengthMetrics:
             yield GaugeMetricFamily("harvester_predicted_length_error", text, value=shared.count(Count.LENGTH_ERROR))
 
 
-class BoardMetrics(Collector):
-    """The engine core's counters, read when somebody asks."""
+class SharedStateMetrics(Collector):
+    """The engine core's counters, read from the shared state at each scrape."""
 
     COUNTERS = (
         ("harvester_steps", "Engine steps.", Count.STEPS),

@@ -1,4 +1,4 @@
-"""The engine as the harvest loop knows one: rows answered as offline work."""
+"""The engine as the harvest loop uses it: rows answered as offline work."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from jobs.hint import SchedulingHint
 
 T = TypeVar("T")
 
-FAILED = ("error", "abort")  # how a request ends that vLLM's own routes answer with a status of 500
+FAILED = ("error", "abort")  # finish reasons that vLLM's own routes answer with status 500
 
 
 class OfflineEngine:
-    """Implements `jobs.engine.TokenEngine`. Tokenizes in a thread of its own, so that it never delays a chat token.
+    """Implements `jobs.engine.RowEngine`. Tokenizes in a thread of its own, so that it never delays a chat token.
 
-    ``model`` is the name that jobs ask for; ``concurrency``: see `Engine`; ``max_image_bytes``: of an image that is fetched.
+    ``model`` is the name that jobs ask for; ``concurrency``: see `RowEngine`; ``max_image_bytes``: the limit for an image that is fetched.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class OfflineEngine:
         self._chat_template = chat_template
         self._images = Images(llm, chat_template, max_image_bytes)
         self._tokenizer = llm.get_tokenizer()
-        self._defaults = dict(llm.model_config.get_diff_sampling_param())  # the model's own, as the chat route takes them
+        self._defaults = dict(llm.model_config.get_diff_sampling_param())  # the model's own sampling parameters, as on the chat route
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokenize")
         self._openings: dict[str, list[int]] = {}  # by the template's arguments
 
@@ -66,11 +66,11 @@ class OfflineEngine:
 
     async def count_tokens(self, messages: tuple[Message, ...], rendering: Rendering = PLAIN) -> int:
         text = len(await self._tokenize(messages, rendering))
-        # Twice with what the template puts around a message: a bound, for what is to fit.
+        # Counts twice what the template puts around a message: an upper bound, for checking what fits.
         return text + (await self._images.count(rendering.images, self._reasoning.template_kwargs(rendering)) if rendering.images else 0)
 
     async def complete(self, request: RowRequest) -> Completion:
-        """See `Engine.complete`."""
+        """See `RowEngine.complete`."""
         if isinstance(request.content, ApiCall):
             return await self._api.respond(request.request_id, request.content, request.hint)
         if request.content.max_tokens == 0:
@@ -117,7 +117,7 @@ class OfflineEngine:
         return Completion(read.text, found.finish_reason, found.usage, reasoning=read.reasoning)
 
     async def _opening(self, rendering: Rendering) -> Sequence[int]:
-        """The tokens with which the chat template begins an answer, of a model that thinks; none where it cannot be told."""
+        """Tokens with which the chat template begins an answer of a thinking model; empty if they are not known."""
         if not rendering.thinking_tokens:
             return ()
         kwargs = self._reasoning.template_kwargs(rendering)
@@ -132,7 +132,7 @@ class OfflineEngine:
         return whole[len(without) :] if whole[: len(without)] == without else []
 
     async def _shown(self, prompt: Prompt) -> dict[str, Any] | None:
-        """A prompt with images, rendered; None for one without."""
+        """The rendered prompt, if it has images; None for one without."""
         rendering = prompt.rendering
         if not rendering.images:
             return None
@@ -147,12 +147,12 @@ class OfflineEngine:
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._render, list(messages), kwargs)
 
     def _encode(self, text: str) -> list[int]:
-        """As vLLM's embeddings route does for a text."""
+        """Tokenize a text as vLLM's embeddings route does."""
         about = self._llm.model_config.encoder_config or {}
         return list(self._tokenizer.encode(text.lower() if about.get("do_lower_case", False) else text))
 
     def _render(self, messages: list[Any], kwargs: dict[str, Any], *, opens: bool = True) -> list[int]:
-        """``opens``: with the beginning of an answer."""
+        """Token ids of the conversation. ``opens``: with the template's generation prompt."""
         given = {**kwargs, "chat_template": self._chat_template, "tokenize": True, "add_generation_prompt": opens, "return_dict": False}
         ids = self._tokenizer.apply_chat_template(messages, **given)
         assert not isinstance(ids, str), "asked for tokens"
@@ -160,7 +160,7 @@ class OfflineEngine:
 
 
 async def _told(request_id: str, ask: Callable[[str], Awaitable[T]]) -> T:
-    """What the engine answers, in a job's errors. Waits while its queue is full."""
+    """The engine's answer, with its errors as those of a job. Tries again while the engine's queue is full."""
     number = 0
     while True:
         try:

@@ -1,4 +1,4 @@
-"""What a replica asks its policy before it lets a chat request in, and what it counts for that: all of it in the front end.
+"""Overload control of a replica: asks the policy before it admits a chat request, and counts what the policy needs. All in the front end.
 
 The engine core says how many first tokens it has made (shared state); how many requests it was sent is known here.
 """
@@ -31,19 +31,18 @@ from harvester.policy.admission.chat import (
 from harvester.policy.model.load import StepLoad
 from harvester.policy.step.preempt import wait_of_steps_s
 
-AWAITING_STEPS = 16  # batches of requests that may await a first token, whatever is predicted; as many of choices that are no chat
+AWAITING_STEPS = 16  # full batches that may await a first token, whatever is predicted; the same bound holds for choices that are no chat
 MIN_AWAITING = 256
-TYPICAL_TOKENS = 256  # of a prompt, before there was one
-LONGEST_STEP_S = 10.0  # that one of unknown length is thought to take
-RECENT = 32  # prompts, and answers, that a mean is taken over
+TYPICAL_TOKENS = 256  # assumed length of a prompt, before one was seen
+LONGEST_STEP_S = 10.0  # bounds the expected wait for steps in flight, one of unknown duration among them
+RECENT = 32  # prompts, or answers, that a running mean is taken over
 
 
 @dataclass(slots=True)
 class Ticket:
-    """A request that was let in. ``at_door``: of its choices that are chat, those that the engine was not sent yet.
+    """An admitted request, by its chat choices. ``at_door``: those not yet sent to the engine. ``free``: those that no prompt has taken.
 
-    ``free``: of those, what none of its prompts has taken. By the id of a prompt that runs, ``taken``: how many it has, ``unsent``:
-    of those, how many are not on their way to the engine.
+    By id of a running prompt, ``taken``: the chat choices it has; ``unsent``: those of them that are not on their way to the engine.
     """
 
     at_door: int
@@ -56,7 +55,7 @@ TICKET: ContextVar[Ticket | None] = ContextVar("TICKET", default=None)
 
 
 class Overload:
-    """Of one replica; used from one event loop. ``bound_s``: P99 of a step, 0 while nobody can tell."""
+    """Overload control of one replica; used from one event loop. ``bound_s``: P99 time of a step, 0 while it is unknown."""
 
     def __init__(
         self, shared: SharedState, sizes: Sizes, bound_s: Callable[[StepLoad], float], now_s: Callable[[], float] = time.monotonic
@@ -64,21 +63,21 @@ class Overload:
         self._shared, self._sizes, self._bound_s, self._now_s = shared, sizes, bound_s, now_s
         self._max_waiting = max(MIN_AWAITING, AWAITING_STEPS * sizes.max_seqs)
         self._policy = ChatAdmission(self._max_waiting)
-        self._at_door = 0  # choices of requests that were let in and not sent yet
-        self._sent = 0  # online requests that the engine was sent
-        self._open: Counter[str | None] = Counter()  # choices that are chat, by key
-        self._behind = 0  # choices of chat requests that are offline work
-        self._answer_s: float | None = None  # of the last answers, in a slot of their own, on average
-        self._answer_tokens: float | None = None  # of the last answers, on average
-        self._prompt_tokens = 0.0  # of the last prompts, on average
+        self._at_door = 0  # chat choices of admitted requests that were not sent yet
+        self._sent = 0  # online requests sent to the engine
+        self._open: Counter[str | None] = Counter()  # open chat choices, by API key
+        self._behind = 0  # open choices of chat requests that are offline work
+        self._answer_s: float | None = None  # mean duration of the last answers, as if each had a slot of its own
+        self._answer_tokens: float | None = None  # mean length of the last answers
+        self._prompt_tokens = 0.0  # mean length of the last prompts
         self._prompts = 0
         self.refused = 0
 
     @contextmanager
-    def entered(self, key: str | None, requests: int, prompt_tokens: int, ttft_slo_s: float) -> Iterator[None]:
-        """Have a request for so many choices open within the block. ``prompt_tokens``: about.
+    def admitted(self, key: str | None, requests: int, prompt_tokens: int, ttft_slo_s: float) -> Iterator[None]:
+        """Admit a request for ``requests`` choices, which is open within the block. ``prompt_tokens``: estimated.
 
-        Raises `OverloadError` where it would be too late, and where too many choices that are no chat wait already.
+        Raises `OverloadError` if its first token would be late, or if too many choices that are no chat wait already.
         """
         chat = chat_choices(requests, self._sizes.max_seqs)
         behind = requests - chat
@@ -103,7 +102,7 @@ class Overload:
 
     @contextmanager
     def running(self, name: str, choices: int) -> Iterator[int]:
-        """Have a prompt of this id run within the block. How many of its ``choices`` are chat: those that its request has left."""
+        """A prompt with the id ``name`` runs within the block. Yields how many of its ``choices`` are chat: those its request has left."""
         ticket = TICKET.get()
         if ticket is None:
             yield choices
@@ -122,7 +121,7 @@ class Overload:
         return choices if ticket is None else ticket.taken.get(name, choices)
 
     def sends(self, name: str) -> bool:
-        """A choice of a prompt that runs is about to be sent. Whether it is chat: the first ones are."""
+        """A choice of a running prompt is about to be sent. Returns whether it is chat: the first ones are."""
         ticket = TICKET.get()
         if ticket is None or name not in ticket.unsent:
             return True
@@ -131,7 +130,7 @@ class Overload:
         return is_chat
 
     def sent(self, requests: int, prompt_tokens: int) -> None:
-        """The engine has so many online requests more, of one prompt."""
+        """``requests`` online requests of one prompt were sent to the engine."""
         self._sent += requests
         self._prompts += 1
         self._prompt_tokens += (prompt_tokens - self._prompt_tokens) / min(RECENT, self._prompts)
@@ -143,11 +142,11 @@ class Overload:
         self._look()
 
     def answered(self, tokens: int) -> None:
-        """A choice of an online request has ended with so many."""
+        """A choice of an online request ended after ``tokens`` tokens."""
         self._answer_tokens = _mean(self._answer_tokens, tokens)
 
     def expected_s(self) -> float:
-        """Seconds until the first token of a chat like the last ones, if it came now: behind the steps in flight and those who wait."""
+        """Predicted seconds to first token of a typical chat that arrives now, behind the steps in flight and the waiting requests."""
         now_s, awaiting = self._now_s(), self._look()
         tokens = round(self._prompt_tokens) or TYPICAL_TOKENS
         prompt_s = self._bound_s(StepLoad.prefill(min(tokens, self._sizes.step_tokens)))
@@ -155,13 +154,13 @@ class Overload:
         steps_s = min(LONGEST_STEP_S, wait_of_steps_s(self._shared.in_flight(), now_s))
         return steps_s + self._policy.wait_s(Asked(1, math.inf, prompt_s), crowd, now_s)
 
-    def nobody_is_there(self) -> None:
-        """No online request is open: whatever was counted otherwise is put right."""
+    def reset_awaiting(self) -> None:
+        """No online request is open: correct the count of requests that await a first token to none."""
         self._sent = self._over()
 
     def _enter(self, key: str | None, requests: int, behind: int, prompt_tokens: int, ttft_slo_s: float) -> None:
         now_s, awaiting = self._now_s(), self._look()
-        if behind and self._behind and self._behind + behind > self._max_waiting:  # a key's limit bounds those of one request
+        if behind and self._behind and self._behind + behind > self._max_waiting:  # one request alone is bounded by its key's limit
             self._refuse(f"{self._behind} choices of other requests wait here", self._behind * self._end_s())
         prompt_s = self._bound_s(StepLoad.prefill(min(prompt_tokens, self._sizes.step_tokens)))
         asked = Asked(requests, ttft_slo_s, prompt_s, prompt_tokens / self._prompt_tokens if self._prompt_tokens else 1.0)
@@ -184,7 +183,7 @@ class Overload:
         return self._at_door + in_engine
 
     def _crowd(self, awaiting: int, requests: int, of_key: int = 0, keys: int = 1) -> Crowd:
-        """Who is there when so many ``requests`` more come."""
+        """The load as the policy sees it, with ``requests`` more."""
         slots, going = self._sizes.max_seqs, max(awaiting, self._open.total())
         prompt_tokens = round(self._prompt_tokens) or TYPICAL_TOKENS
         answer_tokens = TYPICAL_ANSWER if self._answer_tokens is None else self._answer_tokens
@@ -200,12 +199,12 @@ class Overload:
         )
 
     def _end_s(self) -> float:
-        """Between the ends of two answers, where all slots are taken."""
+        """Mean seconds between the ends of two answers, while all slots are taken."""
         slots, prompt_tokens = self._sizes.max_seqs, round(self._prompt_tokens) or TYPICAL_TOKENS
         return (typical_answer_s(slots, prompt_tokens, self._bound_s) if self._answer_s is None else self._answer_s) / slots
 
     def _learn(self, seconds: float) -> None:
-        """An answer took so long, from the door to its end."""
+        """An answer took ``seconds`` from admission to its end."""
         self._answer_s = _mean(self._answer_s, in_its_slot_s(seconds, self._open.total(), self._sizes.max_seqs))
 
     def _over(self) -> int:
@@ -213,12 +212,12 @@ class Overload:
         return int(self._shared.count(Count.FIRST_TOKENS) + self._shared.count(Count.CHATS_GONE))
 
     def _prompts_s(self, awaiting: int) -> float:
-        """What the prompts of those that await take by the latency model, beside as many that decode as there are slots."""
+        """Predicted seconds to prefill the prompts of the ``awaiting`` requests, in steps full of prompt tokens."""
         whole, rest = divmod(round(awaiting * self._prompt_tokens), self._sizes.step_tokens)
         step_s = self._bound_s(StepLoad.prefill(self._sizes.step_tokens)) if whole else 0.0
         return whole * step_s + (self._bound_s(StepLoad.prefill(rest)) if rest else 0.0)
 
 
 def _mean(before: float | None, value: float) -> float:
-    """Of about the last `RECENT`."""
+    """The running mean over about the last `RECENT` values."""
     return value if before is None else before + (value - before) / RECENT

@@ -25,7 +25,7 @@ class ArrivalSignal:
         self._max_ttft_delay_fraction, self._max_slowdown = max_ttft_delay_fraction, max_slowdown
 
     def arrived(self, prompt_tokens: int, ttft_slo_s: float, waited_s: float = 0.0) -> bool:
-        """Tell of an online request that the engine core has been sent. Returns whether a step in flight was asked to end.
+        """An online request was sent to the engine core. Returns whether a step in flight was asked to end.
 
         ``waited_s``: since it reached the server.
         """
@@ -42,7 +42,7 @@ class ArrivalSignal:
         return True
 
     def bound_s(self, load: StepLoad) -> float:
-        """P99 of a step; 0 while nobody can tell."""
+        """P99 time of a step with this load; 0 until the latency model is ready."""
         if not self._shared[Field.READY]:
             return 0.0
         coefficients = [self._shared[Field.MODEL + place] for place in range(FEATURES)]

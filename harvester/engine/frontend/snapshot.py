@@ -1,4 +1,4 @@
-"""What one engine does at this moment, for the page: a few numbers, read from the shared state and the front end when somebody asks."""
+"""What one engine does at this moment, for the web page: numbers read on request from the shared state and the front end."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from harvester.engine.shared.state import Count, SharedState
 
 
 def snapshot(llm: TokenEngine, shared: SharedState, now_s: float) -> dict[str, Any]:
-    """``at_s`` is of ``now_s``'s monotonic clock; seconds and tokens count from the engine's start, latencies are of the last minute.
+    """``at_s`` is ``now_s``, of a monotonic clock. Seconds and tokens count from the engine's start, latencies are of the last minute.
 
-    ``ttft_s`` and ``tpot_s``: of chat, what all took together, and what they would have taken without jobs.
+    ``ttft_s`` and ``tpot_s``: sums over all chat, as they were and as predicted without jobs.
 
-    ``running`` are the requests of the last step, but no more than there are now: those whose client hung up are not counted.
+    ``running``: requests of the last step, but no more than are open now: those whose client hung up are not counted.
     """
     in_flight = llm.in_flight()
     places = {

@@ -1,4 +1,4 @@
-"""Who a request is counted for, and the tokens of its answer, told to whoever counts them."""
+"""Usage accounting of a request: the API key it is counted for, and the callback that is told the tokens of its answer."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import aclosing
 from contextvars import ContextVar
 from typing import Protocol, TypeVar
 
-# Both are set around a request by what stands before the application. The name of the API key that asks; None where none is asked for.
+# Both are set around a request by the middleware before the application. Name of the caller's API key; None where no key is required.
 ASKER: ContextVar[str | None] = ContextVar("ASKER", default=None)
 # Called with prompt and output tokens once for each answer of the engine.
 SPENT: ContextVar[Callable[[int, int], None] | None] = ContextVar("SPENT", default=None)
@@ -29,7 +29,7 @@ Out = TypeVar("Out", bound=Output)
 
 
 def told(stream: AsyncGenerator[Out, None], *, is_delta: bool) -> AsyncGenerator[Out, None]:
-    """The same outputs; their tokens are told at the end, also where the client hung up. ``is_delta``: each holds its new tokens alone."""
+    """The same outputs; `SPENT` is told their tokens at the end, also after a hang-up. ``is_delta``: each holds only new tokens."""
     spent = SPENT.get()
     return stream if spent is None else _told(stream, spent, is_delta)
 

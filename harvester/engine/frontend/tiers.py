@@ -1,4 +1,4 @@
-"""`service_tier` of chat requests: what is asked for becomes the priority in the engine, and stands in the answer."""
+"""`service_tier` of chat requests: the tier decides the priority in the engine, and the answer states it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _DATA = "data: {"
 
 
 class TieredRequest(Protocol):
-    """What is settled of a request for a chat or a plain completion."""
+    """The fields of a request for a chat or a plain completion that `settle` reads or sets."""
 
     priority: int
     vllm_xargs: dict[str, Any] | None
@@ -27,7 +27,7 @@ class TieredRequest(Protocol):
 
 
 def asked_tier(config: TierConfig, asked: object, key: str | None, name: str | None = None) -> ServiceTier | None:
-    """The tier of a request that came with ``key``, which is called ``name``; None where neither it, its key nor the config chooses one.
+    """The tier of a request with the API key ``key``, named ``name``; None if neither the request, its key nor the config chooses one.
 
     Raises `ParameterError` for an unknown one.
     """
@@ -42,7 +42,7 @@ def asked_tier(config: TierConfig, asked: object, key: str | None, name: str | N
 
 
 def settle(request: TieredRequest, priority: int) -> str | None:
-    """Give the request its priority; offline, take from it what only jobs may say. Returns why it cannot be offline, if so."""
+    """Set the request's priority; if that is offline, remove the hints that only jobs may give. Returns why it cannot be offline, if so."""
     request.priority = priority
     if work_class(priority) is WorkClass.ONLINE:
         return None
@@ -54,7 +54,7 @@ def settle(request: TieredRequest, priority: int) -> str | None:
 
 
 async def marked(stream: AsyncGenerator[str, None], tier: ServiceTier) -> AsyncGenerator[str, None]:
-    """Each event's object with ``service_tier`` in front: nothing is parsed on the way of a token."""
+    """The events, each with ``service_tier`` inserted at the front of its JSON object: no event is parsed."""
     start = f'{_DATA}"service_tier":"{tier.value}",'
     async with aclosing(stream):  # a client that hangs up ends the request
         async for event in stream:
@@ -71,7 +71,7 @@ def bearer_key(request: Request | None) -> str | None:
 
 
 def given_priority(request: Request | None, header: str, otherwise: int) -> int:
-    """What the ``header`` says, as vLLM reads it; ``otherwise`` where there is none, or it is no number."""
+    """The priority in ``header``, as vLLM reads it; ``otherwise`` if it is missing or no number."""
     try:
         return otherwise if request is None else int(request.headers.get(header, otherwise))
     except ValueError:
@@ -79,10 +79,10 @@ def given_priority(request: Request | None, header: str, otherwise: int) -> int:
 
 
 def without_header(request: Request | None, header: str) -> Request | None:
-    """The same request to who looks for that header."""
+    """The request without that header."""
     if request is None or header not in request.headers:
         return request
-    _ = request.state  # is made in the scope by the first who asks, and the copy shares it
+    _ = request.state  # the first access creates it in the scope, which the copy shares
     name = header.lower().encode("latin-1")
     headers = [(key, value) for key, value in request.scope["headers"] if key.lower() != name]
     return Request({**request.scope, "headers": headers}, request.receive)

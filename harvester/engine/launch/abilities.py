@@ -1,4 +1,4 @@
-"""What works with what: decided from vLLM's finished configuration, before an engine is made of it.
+"""Which parts of harvester work with which model and arguments: decided from vLLM's finished configuration, before an engine is made of it.
 
 A combination is refused in one line that says what to do instead, or runs without safepoints or checkpoints, which one line says. The
 scheduler is chosen here too, since vLLM has the last word on async scheduling and a scheduler of the other kind breaks the engine.
@@ -22,7 +22,7 @@ OFF_KEY = "harvester_off"  # in vLLM's `additional_config`: a line for each part
 
 @dataclass(frozen=True, slots=True)
 class Parallel:
-    """Sizes of one engine. ``context``: the larger of prefill's and decode's; ``micro_batches``: two in flight (DBO).
+    """Parallel sizes of one engine. ``context``: the larger of prefill's and decode's; ``micro_batches``: two in flight (DBO).
 
     ``apart``: its workers may be on several machines.
     """
@@ -59,7 +59,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """The configuration fitted to what it can do. ``lines``: one for each thing that is off, to be logged once."""
+    """The configuration without the parts that cannot work. ``lines``: one for each part that is off, to be logged once."""
 
     scheduler_cls: str | type[object]
     additional: Mapping[str, Any]
@@ -67,7 +67,7 @@ class Settled:
 
 
 def settle(asked: Asked, additional: Mapping[str, Any]) -> Settled:
-    """Of an engine that is to have harvester's scheduler. ``additional``: vLLM's `additional_config`. Raises `ConfigError`."""
+    """Settle an engine that is to have harvester's scheduler. ``additional``: vLLM's `additional_config`. Raises `ConfigError`."""
     _refuse(asked)
     lines = []
     why = without_safepoints(asked)
@@ -92,7 +92,7 @@ def _refuse(asked: Asked) -> None:
 
 
 def without_safepoints(asked: Asked) -> list[str]:
-    """Why steps cannot end early; empty where they can, as far as the configuration shows. The layers have a say: `places.find`."""
+    """Why steps cannot end early; empty if they can by the configuration. The model's layers may still forbid it: `places.find`."""
     parallel = asked.parallel
     return _reasons(
         asked,
@@ -112,7 +112,7 @@ def without_safepoints(asked: Asked) -> list[str]:
 
 
 def without_checkpoints(asked: Asked) -> list[str]:
-    """Why KV checkpoints cannot be; empty where they can. Models with several kinds of attention are found by the planner."""
+    """Why there can be no KV checkpoints; empty if there can. The planner finds models with several kinds of attention."""
     if asked.kv_connector is None or asked.foreign_connector:
         return []
     return _reasons(
@@ -126,7 +126,7 @@ def without_checkpoints(asked: Asked) -> list[str]:
 
 
 def _reasons(asked: Asked, checks: Iterable[tuple[bool, str]]) -> list[str]:
-    """Those that apply, after what the model keeps beside KV."""
+    """The reasons that apply. What the model keeps beside KV comes first."""
     kept = []
     if asked.is_encoder_decoder:
         kept = ["encoder-decoder models: what the encoder made is kept over steps"]

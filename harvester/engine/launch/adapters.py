@@ -14,9 +14,9 @@ RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM makes room for
 
 
 def adapter_arguments(adapters: Mapping[str, str]) -> dict[str, Any]:
-    """vLLM's arguments for ``adapters``: folder or Hugging Face id by name. None of them: no arguments.
+    """vLLM's arguments for ``adapters``: folder or Hugging Face id by name. No adapters: no arguments.
 
-    The room is as wide as the widest folder needs; vLLM's own width where all are of the hub. Raises `ConfigError` as `placed` does.
+    The maximum rank is the largest that a folder needs; vLLM's own if all are from the hub. Raises `ConfigError` as `placed` does.
     """
     if not adapters:
         return {}
@@ -27,10 +27,10 @@ def adapter_arguments(adapters: Mapping[str, str]) -> dict[str, Any]:
 
 
 def placed(adapters: Mapping[str, str], model: str, *, elsewhere: bool = False) -> dict[str, str]:
-    """The same with absolute folders, for a replica, which runs in another one. ``model``: the name that clients use.
+    """The adapters with absolute folders, for a replica, which runs in another folder. ``model``: the name that clients use.
 
-    ``elsewhere``: they are loaded on other machines, which look for themselves. Raises `ConfigError` for a folder that is not there or
-    holds no adapter that can be served, and for an adapter that has the model's name.
+    ``elsewhere``: other machines load and check them. Raises `ConfigError` for a folder that is not there or holds no adapter that can be
+    served, and for an adapter that has the model's name.
     """
     if model in adapters:
         raise ConfigError(f"adapter {model} has the name of the model; give it another, or set served_model_name")
@@ -40,12 +40,12 @@ def placed(adapters: Mapping[str, str], model: str, *, elsewhere: bool = False) 
 
 
 def _ranks(adapters: Mapping[str, str]) -> dict[str, int]:
-    """Of each, 0 of those of the hub."""
+    """Rank of each adapter by name; 0 for one from the hub."""
     return {name: 0 if (folder := _folder(path)) is None else _rank(name, folder) for name, path in adapters.items()}
 
 
 def _folder(path: str) -> Path | None:
-    """None for an id of the Hugging Face hub."""
+    """The adapter's folder; None for an id of the Hugging Face hub."""
     folder = Path(path).expanduser()
     is_folder = path.startswith((".", "/", "~")) or path.count("/") != 1 or folder.is_dir()
     return folder.absolute() if is_folder else None

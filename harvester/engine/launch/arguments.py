@@ -41,7 +41,7 @@ def engine_arguments(
         values.setdefault("distributed_executor_backend", "mp")
     values.setdefault("async_scheduling", None)  # vLLM decides; `harvester.engine.launch.abilities.settle` takes the scheduler that fits
     values["scheduling_policy"] = "priority"
-    values["api_key"] = [""]  # none for vLLM, not even the environment's: the wall before its application asks, and knows more keys
+    values["api_key"] = [""]  # vLLM checks none, not even the environment's: the access check before its application knows more keys
     values["allowed_media_domains"] = list(config.media_hosts) or [NO_HOST]  # vLLM takes an empty list for every host
     extra = {**values.get("additional_config", {}), KEY: pack(config, shared, profile)}
     if shared is not None and config.schedule.safepoints != "off":

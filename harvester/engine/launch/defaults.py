@@ -1,4 +1,4 @@
-"""What harvester sets of vLLM's arguments where the user did not, by device, and what a replica may take of a GPU.
+"""Harvester's defaults for vLLM's arguments, by device, and what share of a GPU a replica may take.
 
 Figures behind the values for CUDA: `docs/design/0021-gpu-defaults.md`. Everything here yields to the config's ``engine`` section.
 """
@@ -21,27 +21,27 @@ CPU_DEFAULTS: dict[str, Any] = {
 }
 EMBEDDED_DEFAULTS: dict[str, Any] = {"dtype": "float32", "max_model_len": 8192}
 
-# On CUDA these two take the place of vLLM's own defaults (`arguments.namespace`) and are no arguments, so that vLLM still fits them to the
-# model: one without chunked prefill gets longer steps, one whose images must not be cut gets room for the largest, and
-# `performance_mode: throughput` doubles both.
-# A step of 2,048 tokens is seven times what makes an H100 bound by arithmetic, and an arrival can wait for its end: 60 ms of an 8B model, a
-# quarter of a second of a 32B one. vLLM takes 8,192 there.
+# On CUDA these two replace vLLM's own defaults (`HarvestEngineArgs` in `harvester.engine.vllm.launch`). They are no arguments, so that vLLM
+# still fits them to the model: one without chunked prefill gets longer steps, one whose images must not be cut gets room for the largest,
+# and `performance_mode: throughput` doubles both.
+# 2,048 tokens are seven times what makes a step on an H100 compute-bound. An arrival may wait for the end of such a step: 60 ms with an 8B
+# model, a quarter of a second with a 32B one. vLLM's default is 8,192.
 CUDA_STEP_TOKENS = 2048
-# Planning 256 requests takes 2 ms a step; 1,024, as vLLM has there, take 13, longer than many steps that only decode. Each of 1,024 also
-# has a quarter of the KV.
+# Planning a step takes 2 ms with 256 requests, and 13 ms with 1,024, vLLM's default: longer than many steps that only decode. With 1,024
+# requests each also has a quarter of the KV.
 CUDA_SLOTS = 256
 SIZES = ("max_num_seqs", "max_num_batched_tokens", "kv_cache_memory_bytes", "gpu_memory_utilization")
-GPU_MEMORY = 0.92  # vLLM's `gpu_memory_utilization`, which a replica with a share of a GPU takes its share of
+GPU_MEMORY = 0.92  # vLLM's `gpu_memory_utilization`; a replica with a share of a GPU gets that share of it
 
 
 def engine_defaults(config: ServeConfig, *, cpu: bool, embedded: bool) -> dict[str, Any]:
-    """Arguments to lay under the user's. On CUDA the slots and the step are not among them: see `CUDA_STEP_TOKENS`."""
+    """Default arguments, below the user's. On CUDA, slots and step tokens are not among them: see `CUDA_STEP_TOKENS`."""
     values = CPU_DEFAULTS if cpu else _memory(config.num_gpus)
     return values | (embedded_defaults(cpu=cpu) if embedded else {})
 
 
 def embedded_defaults(*, cpu: bool) -> dict[str, Any]:
-    """Of the embedded model. float32 is for CPUs: on CUDA vLLM takes bfloat16, or float16 on an older GPU."""
+    """Defaults of the embedded model. float32 is for CPUs: on CUDA vLLM takes bfloat16, or float16 on an older GPU."""
     return {name: value for name, value in EMBEDDED_DEFAULTS.items() if cpu or name != "dtype"}
 
 
@@ -55,7 +55,7 @@ def described(config: ServeConfig, *, cpu: bool, embedded: bool) -> str:
     """One line for the start: the sizes that are harvester's choice, not the user's."""
     values = engine_defaults(config, cpu=cpu, embedded=embedded)
     if cpu:
-        values.pop("gpu_memory_utilization")  # no size there
+        values.pop("gpu_memory_utilization")  # on a CPU it sets no size
     else:
         times = 2 if config.engine.get("performance_mode") == "throughput" else 1
         values = {"max_num_seqs": times * CUDA_SLOTS, "max_num_batched_tokens": times * CUDA_STEP_TOKENS} | values

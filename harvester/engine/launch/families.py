@@ -49,7 +49,7 @@ class Family:
     always: bool = False
 
 
-# The first row that fits counts, so the rows with names stand before those of the same kinds without.
+# The first row that matches counts, so rows with a name pattern come before rows of the same kinds without one.
 FAMILIES: tuple[Family, ...] = (
     Family(
         "DeepSeek-R1",
@@ -148,12 +148,12 @@ FAMILIES: tuple[Family, ...] = (
     Family("Llama 3", "meta-llama/Llama-3.1-8B-Instruct", ("llama",), r"llama-?3", tools="llama3_json"),
 )
 
-# Of models without a row: their template tells. The second column says what the template does when nobody asks.
+# For models without a row: their template decides whether, and by which switch, they think.
 OTHERS: tuple[Family, ...] = (
     Family("other models, enable_thinking", "", (), "", ENABLE, "qwen3"),
     Family("other models, thinking", "", (), "", THINKING, "holo2"),
 )
-QUIET_PARSER = "deepseek_v3"  # of such a model that thinks only when told to: its parser takes answers for answers unless told otherwise
+QUIET_PARSER = "deepseek_v3"  # for such a model that thinks only when told to: by default it parses text as an answer, not as thinking
 
 
 def family_of(kinds: Sequence[str], names: Sequence[str]) -> Family | None:

@@ -1,4 +1,4 @@
-"""What importing and starting vLLM leaves of this process's logging."""
+"""Keeps this process's logging as it is while vLLM is imported and started."""
 
 from __future__ import annotations
 
@@ -30,6 +30,6 @@ def kept_logs() -> Iterator[None]:
 
 
 def _buffers() -> list[MemoryHandler]:
-    """Of all loggers."""
+    """The buffering handlers of all loggers."""
     loggers = [logging.getLogger(), *(one for one in logging.Logger.manager.loggerDict.values() if isinstance(one, logging.Logger))]
     return [handler for one in loggers for handler in one.handlers if isinstance(handler, MemoryHandler)]

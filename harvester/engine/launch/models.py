@@ -27,7 +27,7 @@ class ModelChoice:
 def choose_model(model: str | None, served_name: str | None, *, elsewhere: bool = False) -> ModelChoice:
     """Resolve ``ServeConfig.model``. Raises `ConfigError` for a folder without a model or an id the hub does not have.
 
-    ``elsewhere``: it is loaded on other machines, which look for themselves (`on_this_machine`); here it need not be.
+    ``elsewhere``: other machines load the model and check it (`on_this_machine`); here it need not exist.
     """
     if model is None:
         return ModelChoice(str(embedded_model()), served_name or EMBEDDED_NAME, EMBEDDED_NOTE, embedded=True)
@@ -63,7 +63,7 @@ def settled(config: ServeConfig, first: str) -> tuple[ServeConfig, dict[str, Mod
 
 
 def on_this_machine(choice: ModelChoice) -> ModelChoice:
-    """The same model where a replica is to load it. Raises `ConfigError`, with the machine's name, where it is not there."""
+    """The model, checked on the machine that is to load it. Raises `ConfigError`, with the machine's name, if it is not there."""
     if choice.embedded:
         return replace(choice, path=str(embedded_model()))
     try:

@@ -1,4 +1,4 @@
-"""Measures a running engine: requests of every shape as offline work, from whose steps the engine core learns (ConServe 4.5)."""
+"""Measures a running engine: sends offline requests of every shape, and the engine core learns from their steps (ConServe 4.5)."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from harvester.errors import EngineError, UsageError
 
 FULL_S, SHORT_S = 40.0, 8.0
 SAVE_WAIT_S = 20.0
-IDLE_S, LOOK_S = 3.0, 0.25  # work that is on its way when the engine is ready shall not meet probes
-DECODED = 12  # tokens that a probe of decoding makes
+IDLE_S, LOOK_S = 3.0, 0.25  # so that work on its way when the engine is ready does not meet probes
+DECODED = 12  # output tokens of a probe of decoding
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """So many requests at once, with prompts of ``prompt`` tokens and answers of ``answer``."""
+    """``requests`` requests at once, with prompts of ``prompt`` tokens and answers of ``answer`` tokens."""
 
     requests: int
     prompt: int
@@ -91,12 +91,12 @@ async def _save(llm: TokenEngine, shared: SharedState, rng: random.Random) -> No
     while shared[Field.SAVED_PROFILE] < wish:
         if time.monotonic() > end_s:
             raise EngineError("the engine core did not write the profile; see its log")
-        await _run(llm, Probe(1, 16, 2), rng, f"save-{time.monotonic_ns()}")  # it looks for the wish after a step
+        await _run(llm, Probe(1, 16, 2), rng, f"save-{time.monotonic_ns()}")  # the engine core looks for the request after a step
 
 
 async def profile_when_absent(llm: TokenEngine, shared: SharedState, known: bool) -> None:
-    """The short form, while a new engine that has no profile yet is idle; again, where work came in between. Never raises; cancelled with
-    its task."""
+    """Run the short form while a new engine that has no profile yet is idle; go on later if other work interrupts it. Never raises;
+    cancelled with its task."""
     left_s = 0.0 if known else SHORT_S
     with suppress(EngineError, UsageError):
         while left_s > 0.0:

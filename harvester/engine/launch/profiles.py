@@ -1,4 +1,4 @@
-"""Where the latency profile of a deployment lies: one for each model, hardware, dtype, parallelism and vLLM version."""
+"""Path of a deployment's latency profile: there is one for each model, hardware, dtype, parallelism and vLLM version."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SHAPING = (
 
 
 def profile_key(model: str, config: ServeConfig) -> dict[str, Any]:
-    """What the step time depends on beside the step. A profile that this version cannot read lies elsewhere, and is made anew."""
+    """What step times depend on beside the step. A profile that this version cannot read has another key, and a new one is made."""
     return {
         "version": VERSION,
         "model": model,

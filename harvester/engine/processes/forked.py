@@ -1,8 +1,8 @@
-"""Processes that are forked from one that has imported vLLM already: an import takes 10 s of a core, and an engine has two further ones.
+"""Processes forked from one that has already imported vLLM: the import takes 10 s of a core, and an engine has two further processes.
 
-`multiprocessing`'s own contexts, with what they leave to do. A forked process has the parent's event loop as the place where signals are
-told, and so would tell the parent of its own. A process of a fork server has the environment and the cores of the server's start, and
-outlives the server.
+The contexts of `multiprocessing`, with what they leave to do. A forked process inherits the descriptor by which signals wake the parent's
+event loop, and so would report its own signals to the parent. A process of a fork server has the environment and the cores of the server's
+start, and outlives the server.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from multiprocessing import context, forkserver, get_context, process
 from typing import Any
 
-METHOD = "VLLM_WORKER_MULTIPROC_METHOD"  # vLLM's: set to spawn by a user, nothing is forked
+METHOD = "VLLM_WORKER_MULTIPROC_METHOD"  # vLLM's: if a user sets it to spawn, nothing is forked
 PRELOAD = ("harvester.engine.processes.preload",)
 _PR_SET_PDEATHSIG = 1
 
@@ -31,7 +31,7 @@ def is_wanted() -> bool:
 
 
 def begin(preload: Sequence[str] = PRELOAD, sockets: str | None = None) -> None:
-    """Start a fork server, if there is none. It imports ``preload`` meanwhile, and ends with this process and the last of its own.
+    """Start a fork server, if there is none. It imports ``preload`` meanwhile, and ends once this process and its last child have ended.
 
     ``sockets``: folder for its socket. None: a new one, which stays where this process is killed.
     """
@@ -44,7 +44,7 @@ def begin(preload: Sequence[str] = PRELOAD, sockets: str | None = None) -> None:
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Import in here: what is imported stays, and looking through it again and again takes a sixth of the import's time."""
+    """Turn the garbage collector off for imports: what is imported stays, and scanning it repeatedly takes a sixth of the import's time."""
     was = gc.isenabled()
     gc.disable()
     try:
@@ -60,7 +60,7 @@ def has_begun() -> bool:
 
 @contextmanager
 def method_kept() -> Iterator[bool]:
-    """Gives whether the user lets processes be forked. vLLM, which sets `METHOD` itself on a CPU and within Ray, does so in here alone."""
+    """Yields whether the user allows forking. Restores `METHOD` at the end, since vLLM sets it itself on a CPU and within Ray."""
     before = os.environ.get(METHOD)
     try:
         yield is_wanted()
@@ -83,7 +83,7 @@ def end_with_parent(parent: int) -> None:
 
 
 class _Surroundings:
-    """Environment and cores of the process that makes it, which the one that reads it takes over."""
+    """Environment and cores of the process that creates it. The process that unpickles it takes them over."""
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         return _surround, (dict(os.environ), os.sched_getaffinity(0))
@@ -99,7 +99,7 @@ def _surround(environment: Mapping[str, str], cores: set[int]) -> _Surroundings:
 
 
 class _Served(context.ForkServerProcess):
-    """Of the fork server. ``_around`` is read before what comes after it, whose import may ask the environment."""
+    """A process of the fork server. ``_around`` is unpickled first: what follows imports modules, which may read the environment."""
 
     first: First | None = None
 

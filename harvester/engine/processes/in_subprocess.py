@@ -18,15 +18,15 @@ from harvester.engine.processes import forked
 from harvester.errors import EngineError
 
 T = TypeVar("T")
-PATIENCE_S = 30.0  # for its cleaning up; an engine that is told while it starts may wait for ever
+PATIENCE_S = 30.0  # for its cleaning up; an engine that is interrupted while it starts may wait for ever
 TOLD = (signal.SIGINT, signal.SIGTERM)
 
 
-def apart(work: Callable[..., T], *given: object, log: Path | None = None) -> T:
-    """What ``work(*given)`` gives. For engines: their metrics can be registered once in a process. Interrupted, it ends the other process
-    too, in which ``work`` sees the same `KeyboardInterrupt`, and waits for it. Raises `EngineError` where that process dies by itself.
+def run_in_process(work: Callable[..., T], *given: object, log: Path | None = None) -> T:
+    """Run ``work(*given)`` in another process and return its result. For engines, whose metrics can be registered once in a process.
 
-    What that process prints goes to ``log``, or to stderr where it is None: stdout belongs to the command's own result.
+    When interrupted, ends that process too, in which ``work`` sees the same `KeyboardInterrupt`, and waits for it. Raises `EngineError` if
+    that process dies by itself. What it prints goes to ``log``, or to stderr if that is None: stdout belongs to the command's own result.
     """
     forked.begin()
     context = forked.ServedContext() if forked.has_begun() else get_context("spawn")
@@ -39,7 +39,7 @@ def apart(work: Callable[..., T], *given: object, log: Path | None = None) -> T:
     except EOFError:
         process.join()
         raise EngineError(f"the process of the engine ended with exit code {process.exitcode} and no result") from None
-    except BaseException:  # of Ctrl-C, or of whoever has waited long enough
+    except BaseException:  # Ctrl-C, or a caller that stops waiting
         process.terminate()
         process.join(PATIENCE_S)
         process.kill()
@@ -65,7 +65,7 @@ def _work(told: Any, log: Path | None, work: Callable[..., Any], given: tuple[ob
 
 
 def _print_to(log: Path | None) -> None:
-    """Also of the processes that this one starts."""
+    """Send stdout to stderr, or both to ``log``; also for the processes that this one starts."""
     sys.stdout.flush()
     if log is None:
         os.dup2(2, 1)
@@ -76,14 +76,14 @@ def _print_to(log: Path | None) -> None:
 
 
 def _interrupt(*_: object) -> NoReturn:
-    """Once: a terminal tells the whole group, and `apart` its process, which then cleans up."""
+    """Interrupt only once: a terminal signals the whole group and `run_in_process` its process, which is cleaning up by then."""
     for each in TOLD:
         signal.signal(each, signal.SIG_IGN)
     raise KeyboardInterrupt
 
 
 def kill(pids: Iterable[int]) -> None:
-    """These processes and all that they started; those that are gone are passed over."""
+    """Kill these processes and all that they started; those that are gone are skipped."""
     for pid in pids:
         with suppress(psutil.NoSuchProcess):
             parent = psutil.Process(pid)

@@ -1,6 +1,6 @@
 """Imported by a fork server (`harvester.engine.processes.forked`): what every process of an engine imports, before any is forked.
 
-It stays until the last of them has ended: a signal for a whole group of processes is for those to answer.
+The server stays until the last of them has ended, so it ignores SIGTERM: a signal to the whole process group is for them to handle.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""How the engine core and its workers wait for each other where cores are few.
+"""How the engine core and its workers poll for each other's messages where cores are few.
 
-vLLM's message queue polls shared memory and yields the core between two looks (``sched_yield``) for a whole second after each message.
-A core that does so looks busy to the kernel: on a machine whose cores are all in use, whoever shares that core (the HTTP server, a
-client) may stand in its run queue until the answer is complete. Sleeping a sixteenth of the time already waited, 0.2 ms at most, costs
-the step at most that, and gives the core away. Where nobody is kept waiting (a step of offline work alone) the time at which the answer is
-due is told beforehand, and around it the queue is polled as vLLM does. On a GPU machine cores are plenty, and vLLM's own way stays.
+vLLM's message queue polls shared memory, and for a second after each message only yields the core between two polls (``sched_yield``).
+The kernel counts such a core as busy. Where all cores are in use, another process on that core (the HTTP server, a client) may wait in its
+run queue until the answer is complete. So we sleep between polls, for a sixteenth of the time already waited and at most 0.2 ms: that frees
+the core, and delays a step by no more. A step of offline work alone keeps nobody waiting. The time at which its answer is due is told
+beforehand, and around that time the queue is polled as vLLM does. GPU machines have cores enough and keep vLLM's polling.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from __future__ import annotations
 import os
 import time
 
-SHARE = 16  # of the time already waited, one sleep is this part
+SHARE = 16  # one sleep is the time already waited, divided by this
 MAX_S = 0.0002
 MIN_S = 0.00001
-NEW_WAIT_S = 0.001  # two looks further apart than this belong to different waits
-EARLY, LATE = 0.85, 1.15  # of the seconds that a step is thought to take: when its answer may come
-SLACK_S = 0.0005  # later still: what lies between planning the step and its beginning
+NEW_WAIT_S = 0.001  # two polls further apart than this belong to different waits
+EARLY, LATE = 0.85, 1.15  # the answer is expected between these multiples of the predicted step time
+SLACK_S = 0.0005  # added to the late end: the time from planning a step to its start
 
 
 class PollBackoff:
-    """Called between two looks; each call sleeps, but for the first ``spin_s`` of a wait, in which it yields the core as vLLM does."""
+    """Called between two polls; sleeps. In the first ``spin_s`` of a wait and around an expected answer it only yields, as vLLM does."""
 
     def __init__(self, spin_s: float = 0.0) -> None:
         self._spin_s = spin_s
@@ -30,9 +30,9 @@ class PollBackoff:
         self._due_s = (float("inf"), float("inf"))
 
     def expect(self, now_s: float, seconds: float) -> None:
-        """An answer is due about ``seconds`` after ``now_s``, and nobody else is in a hurry: look all the time around then.
+        """An answer is due about ``seconds`` after ``now_s``, and nobody else needs the core: poll without sleeping around then.
 
-        Holds until the next call; 0 seconds: nothing is known, or somebody is.
+        Holds until the next call. 0 seconds: the step time is unknown, or others need the core.
         """
         self._due_s = (now_s + EARLY * seconds, now_s + LATE * seconds + SLACK_S) if seconds > 0.0 else (float("inf"), float("inf"))
 

@@ -20,14 +20,14 @@ KEY = "harvester"
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """What an online request is promised, in seconds; inf: no number."""
+    """SLO of an online request, in seconds; inf: none."""
 
     ttft_s: float
     tpot_s: float
 
 
 NO_SLO = Slo(math.inf, math.inf)
-UNPROMISED_TTFT_S = 0.5  # of which a step may wait 2% for KV that is saved
+UNPROMISED_TTFT_S = 0.5  # assumed where there is no TTFT SLO: a step may wait 2% of it for KV that is saved
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Settings:
     share: ShareConfig
     slo: SloConfig
     schedule: ScheduleConfig
-    shared: Path | None  # None: nobody reads along, and no step is ended
+    shared: Path | None  # None: nothing is published, and no step ends early
     profile: Path | None  # latency profile, read at start and kept up to date
     checkpoint: CheckpointConfig
 
@@ -61,7 +61,7 @@ class Settings:
         )
 
     def parts(self, total_blocks: int) -> PartsConfig:
-        """The parts of a brain for an engine with so many KV blocks. Until the first burst is seen, the fixed reserve is kept."""
+        """The parts of a brain for an engine with ``total_blocks`` KV blocks. Until the first burst is seen, the fixed reserve is kept."""
         schedule, share = self.schedule, self.share
         return PartsConfig(
             online_order=schedule.online_order,
@@ -83,7 +83,7 @@ class Settings:
         return Checkpoints(thresholds, cost, ttft_s if ttft_s < math.inf else UNPROMISED_TTFT_S, given.wait_blocks)
 
     def slo_of(self, extra: Mapping[str, Any] | None) -> Slo:
-        """Of a request with these `vllm_xargs`. An unknown class gets the deployment's."""
+        """The SLO of a request with these `vllm_xargs`. An unknown class gets the deployment's."""
         own = self.slo.classes.get(str(extra.get("slo_class"))) if extra and self.slo.classes else None
         ttft_ms = own.ttft_slo_ms if own and own.ttft_slo_ms else self.slo.ttft_slo_ms
         tpot_ms = own.tpot_slo_ms if own and own.tpot_slo_ms else self.slo.tpot_slo_ms

@@ -1,4 +1,4 @@
-"""Shared memory of one replica: what its front end, its engine core and its workers tell each other while a step runs.
+"""Shared memory of one replica, through which front end, engine core and workers tell each other about the steps in flight.
 
 One writer for each field, so that no lock is needed: a field is 8 bytes, aligned, and written at once. Times are CLOCK_MONOTONIC, which all
 processes of a machine share.
@@ -15,47 +15,47 @@ from pathlib import Path
 
 from harvester.policy.step.preempt import Flight
 
-COEFFICIENTS = 16  # places for those of the latency model
+COEFFICIENTS = 16  # fields reserved for the latency model's
 RING = 512
-MAX_SAFEPOINTS = 4096  # of a step: a float64 then counts 2**41 steps
+MAX_SAFEPOINTS = 4096  # in a step; leaves room for 2**41 step numbers in a float64
 DEPTH = 8  # more steps than vLLM ever has in flight
 
 
 class Field(IntEnum):
-    """Places of the shared state. The comment says who writes it."""
+    """Index of each field in the shared state. Its comment names the writer first."""
 
     PLANNED = 0  # engine core: number of the step planned last
     ANSWERED = 1  # engine core: number of the step answered last
     ON_DEVICE = 2  # worker 0: the last step that its device is known to have begun
-    ABORT_FROM = 3  # front end: of the steps that should end, the first
-    ABORT_UPTO = 4  # front end: and the last, written after the first
-    ABORT_AT_S = 5  # front end: when it asked
-    DECIDED = 6  # worker 0: where all workers end which step, see `decide`
-    ENDED_STEP = 8  # worker 0: the last step that was ended
-    ENDED_AT_S = 9  # worker 0: when its device had nothing left to do of it
+    ABORT_FROM = 3  # front end: the first step that should end early
+    ABORT_UPTO = 4  # front end: the last such step, written after the first
+    ABORT_AT_S = 5  # front end: when it asked for that
+    DECIDED = 6  # worker 0: the step that all workers end, and at which safepoint; see `decide`
+    ENDED_STEP = 8  # worker 0: the last step that ended early
+    ENDED_AT_S = 9  # worker 0: when its device had none of that step's work left
     MARGIN = 10  # engine core: P99 of actual over predicted step time
     READY = 11  # engine core: 1 where the latency model may be used
     SAFEPOINT_S = 12  # worker 0: what one safepoint costs
-    SAVE_PROFILE = 13  # front end: raised by one to have the profile written
-    SAVED_PROFILE = 14  # engine core: the last such wish that was fulfilled
-    ASKED = 15  # front end: how often it asked that steps end
-    PLACES = 16  # worker 0: how many safepoints the model has room for; 0: its steps cannot be ended
-    YIELD_UNTIL_S = 17  # front end: until then chat waits so long that offline work stands still
-    MODEL = 24  # engine core: the first coefficient
-    COUNTERS = 40  # engine core: the first of `Count`
+    SAVE_PROFILE = 13  # front end: incremented to have the profile written
+    SAVED_PROFILE = 14  # engine core: the last such request that was served
+    ASKED = 15  # front end: how often it asked steps to end
+    PLACES = 16  # worker 0: layers at which a safepoint can stand; 0: no step can end early
+    YIELD_UNTIL_S = 17  # front end: until when offline work stands still, because chat waits too long
+    MODEL = 24  # engine core: the first coefficient of the latency model
+    COUNTERS = 40  # engine core: the first field of `Count`
     STEPS_S = 120  # engine core: seconds of the last `RING` steps of offline work alone, a ring
-    IN_FLIGHT = STEPS_S + RING  # a ring of `DEPTH` steps, each with the places of `StepField`
+    IN_FLIGHT = STEPS_S + RING  # a ring of `DEPTH` steps, each with the fields of `StepField`
 
 
 class StepField(IntEnum):
-    """Of one step in flight, from its place in the ring on."""
+    """Fields of one step in flight, as offsets from its place in the ring."""
 
-    ENDABLE = 0  # engine core: 1 where it has safepoints
-    ESTIMATE_S = 1  # engine core: how long it takes; 0 where it cannot tell
-    BEGAN_STEP = 2  # worker 0: the step that the next field is of
+    ENDABLE = 0  # engine core: 1 if it has safepoints
+    ESTIMATE_S = 1  # engine core: predicted duration; 0: unknown
+    BEGAN_STEP = 2  # worker 0: number of the step that the next field belongs to
     BEGAN_S = 3  # worker 0: when its host began it, and later when its device did
     BESIDE_CHAT = 4  # engine core: 1 where chat decodes in it
-    TPOT_S = 5  # engine core: least promised to that
+    TPOT_S = 5  # engine core: the tightest TPOT SLO of that chat
 
 
 class Count(IntEnum):
@@ -67,25 +67,25 @@ class Count(IntEnum):
     ONLINE_TOKENS = 3
     OFFLINE_TOKENS = 4
     ENDED_STEPS = 5
-    TAKEN_BACK_TOKENS = 6  # planned in steps that ended early
+    TAKEN_BACK_TOKENS = 6  # planned in steps that were rolled back
     PREEMPTED = 7  # offline requests that lost their KV to an arrival
     PAUSED_STEPS = 8  # offline requests left out of a step, summed over steps
-    BUDGET_TOKENS = 9  # gauge: offline tokens that the last step beside online work had room for
+    BUDGET_TOKENS = 9  # gauge: offline token budget of the last step with online work
     ERROR_P50 = 10  # gauge: actual over predicted step time
     ERROR_P99 = 11  # gauge
-    DETECT_S = 12  # from the signal, or the beginning of the step, to its end, summed
-    DETECTED = 13  # how many of those
-    BUSY_S = 14  # in steps
-    HARVESTED_S = 15  # in steps with offline work alone
+    DETECT_S = 12  # seconds from the signal, or the later start of the step, to its end, summed
+    DETECTED = 13  # number of those
+    BUSY_S = 14  # seconds in steps
+    HARVESTED_S = 15  # seconds in steps with offline work alone
     RESERVED_SLOTS = 16  # gauge
     RESERVED_BLOCKS = 17  # gauge
-    STORED_BLOCKS = 18  # to host memory
-    LOADED_BLOCKS = 19  # back
+    STORED_BLOCKS = 18  # copied to host memory
+    LOADED_BLOCKS = 19  # copied back
     STORED_BYTES = 20  # of all ranks
     LOADED_BYTES = 21
-    STORE_S = 22  # of copying, of all ranks
+    STORE_S = 22  # seconds of copying, of all ranks
     LOAD_S = 23
-    FAILED_COPIES = 24  # jobs of a step, or a checkpoint read back
+    FAILED_COPIES = 24  # copy jobs, in either direction
     WAITED_BLOCKS = 25  # stored while a step waited
     HOST_BLOCKS = 26  # gauge
     HOST_BYTES = 27  # gauge
@@ -93,10 +93,10 @@ class Count(IntEnum):
     LAG_TOKENS = 29  # gauge: computed tokens of running requests that are not covered
     RESUMED = 30  # preempted requests that run again
     RESUMED_WHOLE = 31  # of those, with all full blocks back
-    LOST_TOKENS = 32  # whose KV requests lost
-    EDGE_TOKENS = 33  # of those, computed again: of a partly filled block
-    UNCOVERED_TOKENS = 34  # not copied, or given up for want of host memory
-    FAILED_TOKENS = 35  # copied, but the copy failed
+    LOST_TOKENS = 32  # whose KV was taken from requests
+    EDGE_TOKENS = 33  # of those, recomputed because they filled a block only partly
+    UNCOVERED_TOKENS = 34  # recomputed because they were not copied, or were evicted from host memory
+    FAILED_TOKENS = 35  # recomputed because their copy failed
     EVICTED_BLOCKS = 36  # host blocks given up for want of memory
     SWAPPED = 38  # online requests that gave up KV for one whose turn comes sooner
     RESUME_S = 37  # from the start of reading back to the first step, summed
@@ -111,7 +111,7 @@ class Count(IntEnum):
     GAP_ALONE_S = 47  # the same, as they would have been without offline work
     PREDICTED_ANSWERS = 48  # online answers that ended after their length was predicted
     WITHIN_MEDIAN = 49  # of those, no longer than the predicted median
-    WITHIN_HIGH = 50  # no longer than what was predicted that nine of ten would not exceed
+    WITHIN_HIGH = 50  # of those, no longer than the predicted P90
     LENGTH_ERROR = 51  # gauge: median of abs(predicted - made) / made of the latest, where there are any
     CHATS_GONE = 52  # online requests that ended without a first token
 
@@ -120,7 +120,7 @@ SIZE = (Field.IN_FLIGHT + DEPTH * len(StepField)) * 8
 
 
 class SharedState:
-    """Reads and writes fields as floats: ``board[Field.STEP]``."""
+    """Reads and writes fields as floats: ``shared[Field.PLANNED]``."""
 
     def __init__(self, path: Path) -> None:
         """Map the shared state that `make` made. Raises `OSError` where it is gone."""
@@ -131,7 +131,7 @@ class SharedState:
 
     @classmethod
     def make(cls) -> SharedState:
-        """A new one, all zero, in shared memory where the machine has a folder for it."""
+        """Create one, all zero: in ``/dev/shm`` where that can be written to, else in the folder for temporary files."""
         shared = Path("/dev/shm")
         folder = shared if os.access(shared, os.W_OK) else Path(tempfile.gettempdir())
         handle, name = tempfile.mkstemp(prefix="harvester-state-", dir=folder)
@@ -164,7 +164,7 @@ class SharedState:
     # Steps in flight
 
     def planned(self, number: int, endable: bool, estimate_s: float, *, beside_chat: bool = False, tpot_s: float = math.inf) -> None:
-        """Engine core: the step is about to be sent to the workers. Who reads its number finds the rest set."""
+        """Engine core: the step is about to be sent to the workers. Its number is written last: a reader of it finds the rest set."""
         place = _place(number)
         self._cells[place + StepField.ENDABLE] = float(endable)
         self._cells[place + StepField.ESTIMATE_S] = estimate_s
@@ -173,11 +173,11 @@ class SharedState:
         self._cells[Field.PLANNED] = number
 
     def told_better(self, number: int, estimate_s: float) -> None:
-        """Engine core: the length of a step in flight is known better now."""
+        """Engine core: set a better estimate of how long a step in flight takes."""
         self._cells[_place(number) + StepField.ESTIMATE_S] = estimate_s
 
     def began(self, number: int, now_s: float, *, on_device: bool) -> None:
-        """Worker 0: it begins the step, or its device does."""
+        """Worker 0: its host begins the step, or with ``on_device`` its device does."""
         place = _place(number)
         self._cells[place + StepField.BEGAN_S] = now_s
         self._cells[place + StepField.BEGAN_STEP] = number
@@ -185,7 +185,7 @@ class SharedState:
             self._cells[Field.ON_DEVICE] = number
 
     def in_flight(self) -> list[Flight]:
-        """Front end: the steps that are planned and not over, oldest first. One that the device has passed is over, answered or not."""
+        """Front end: steps planned and not over, oldest first. A step is over once the device has begun a later one, answered or not."""
         first = int(max(self._cells[Field.ANSWERED] + 1, self._cells[Field.ON_DEVICE], self._cells[Field.PLANNED] - DEPTH + 1))
         return [self.flight(number) for number in range(first, int(self._cells[Field.PLANNED]) + 1)]
 
@@ -215,12 +215,12 @@ class SharedState:
         self._cells[Field.DECIDED] = number * MAX_SAFEPOINTS + safepoint
 
     def decided(self, number: int) -> int | None:
-        """Workers: the safepoint at which the step ends; None: nothing was decided of it."""
+        """Workers: the safepoint at which the step ends; None: not decided."""
         step, safepoint = divmod(int(self._cells[Field.DECIDED]), MAX_SAFEPOINTS)
         return safepoint if step == number else None
 
     def remove(self) -> None:
-        """Take its name away; processes that have mapped it go on."""
+        """Unlink the file; processes that have mapped it can go on using it."""
         self.path.unlink(missing_ok=True)
 
 

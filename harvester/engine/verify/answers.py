@@ -1,4 +1,4 @@
-"""What the two engines answered, as it is handed from process to process."""
+"""The answers of the two engines, as they are passed from process to process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from harvester.engine.frontend.engine import Top
 
 @dataclass(frozen=True, slots=True)
 class Stock:
-    """``tops``: the likeliest tokens at each place of each answer. ``tie``: see `harvester.engine.verify.ties`."""
+    """Stock vLLM's answers. ``tops``: the likeliest tokens at each position of each answer. ``tie``: see `harvester.engine.verify.ties`."""
 
     tokens: list[list[int]]
     tops: Sequence[Sequence[Top]]
@@ -21,7 +21,7 @@ class Stock:
 
 @dataclass(frozen=True, slots=True)
 class Pressed:
-    """Of harvester: the answers of each turn, and what was done to it meanwhile."""
+    """Harvester's answers in each turn, and counts of the pressure it was under meanwhile."""
 
     turns: list[list[list[int]]]
     ended_steps: int

@@ -22,13 +22,13 @@ async def ask(llm: TokenEngine, name: str, ids: Sequence[int], tokens: int, *, o
 
 
 def random_ids(rng: random.Random, vocabulary: int, tokens: int) -> list[int]:
-    """A prompt that no other has; special tokens stand at the ends of a vocabulary."""
+    """A random prompt, unlike any other. Leaves out the ends of the vocabulary, where special tokens are."""
     return [rng.randrange(vocabulary // 16, vocabulary * 15 // 16) for _ in range(tokens)]
 
 
 @asynccontextmanager
 async def beside(works: Iterable[Coroutine[Any, Any, None]]) -> AsyncIterator[None]:
-    """Run coroutines that never end for as long as the block runs; cut off at its end. Raises what ended one of them."""
+    """Run endless coroutines beside the block, and cancel them at its end. Raises the error of one that ended before."""
     tasks = [asyncio.create_task(work) for work in works]
     try:
         yield
@@ -43,7 +43,7 @@ async def beside(works: Iterable[Coroutine[Any, Any, None]]) -> AsyncIterator[No
 
 @asynccontextmanager
 async def busy(llm: TokenEngine, streams: int, prompt_tokens: int, answer_tokens: int, name: str) -> AsyncIterator[None]:
-    """Offline requests, ``streams`` at a time, `beside` the block."""
+    """Keep ``streams`` offline requests running `beside` the block."""
     vocabulary, numbers = llm.sizes.vocabulary, itertools.count()
 
     async def stream(seed: int) -> None:

@@ -1,4 +1,4 @@
-"""What a verification found, kept beside the latency profile: one file for each model, device and harvester."""
+"""Results of a verification, kept beside the latency profile: one file per model and device, valid for one version of harvester."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def kept_path(profile: Path) -> Path:
 
 
 def read(profile: Path) -> list[Verdict] | None:
-    """None where this harvester has found nothing yet, or the file cannot be read."""
+    """The verdicts that are kept; None if there are none of this version of harvester, or the file cannot be read."""
     try:
         found = json.loads(kept_path(profile).read_text(encoding="utf-8"))
         if found["harvester"] != __version__:
@@ -31,7 +31,7 @@ def read(profile: Path) -> list[Verdict] | None:
 
 
 def write(profile: Path, verdicts: Sequence[Verdict]) -> None:
-    """A disk that refuses costs a warning: the next start looks again."""
+    """Keep the verdicts. A disk error is logged as a warning: the next start verifies again."""
     path = kept_path(profile)
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -43,22 +43,22 @@ def write(profile: Path, verdicts: Sequence[Verdict]) -> None:
 
 
 def merged(before: Sequence[Verdict], now: Sequence[Verdict]) -> list[Verdict]:
-    """By part, what was told last: a part that is off is not looked at, and stays off."""
+    """The latest verdict on each part; an undecided one replaces none. A part that is off is not verified again, and stays off."""
     found = {one.part: one for one in before}
     return list((found | {one.part: one for one in now if one.ok is not None or found.get(one.part) is None}).values())
 
 
 def better(first: Sequence[Verdict], second: Sequence[Verdict]) -> list[Verdict]:
-    """Of two looks at each part the one that it passed: wrong is what was wrong both times."""
+    """The better of two verdicts on each part: a part is wrong only if it was wrong both times."""
     again = {one.part: one for one in second}
     return [again.get(one.part, one) if one.ok is False else one for one in first]
 
 
 def fitted(config: ServeConfig, verdicts: Sequence[Verdict] | None) -> ServeConfig:
-    """The configuration as it fits what was found here: wrong parts are off, and checkpoints on where they are left to it and proven.
+    """The configuration with wrong parts off, and with checkpoints on if they are set to auto and were found right.
 
-    Off are steps that end early, checkpoints, or a budget that knows step times. Signals that ended too few steps turn nothing off: each
-    start looks at them again, for a busy machine is late with them too, and they can be stopped while the engine runs.
+    The parts are steps that end early, checkpoints, and a budget by step times. Signals that ended too few steps turn nothing off here:
+    each start checks them again, since a busy machine is late with them too, and they can be stopped while the engine runs.
     """
     found = {one.part: one.ok for one in verdicts or ()}
     schedule, enabled = config.schedule, config.checkpoint.enabled
@@ -83,5 +83,5 @@ OFF = {
 
 
 def line(one: Verdict) -> str:
-    """What a user is told of a part that is wrong."""
+    """The message to a user about a wrong part."""
     return f"{one.part.value} wrong on this machine: {one.said}; {OFF.get(one.part, 'nothing is turned off')}"

@@ -1,4 +1,4 @@
-"""The verification of the engine that serves: at the first start of a model on a device, and what it turned off from then on."""
+"""Verification of the engine that serves: runs at the first start of a model on a device, and shows from then on what it turned off."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 class Verified(Collector):
-    """Of one engine. Shown on `/metrics` as ``harvester_verified``, 1 for a part that is right and 0 for a wrong one."""
+    """Verification of one engine. Shown on `/metrics` as ``harvester_verified``, 1 for a part that is right and 0 for a wrong one."""
 
     def __init__(self, llm: TokenEngine, shared: SharedState, registry: CollectorRegistry = REGISTRY) -> None:
         self._llm, self._shared = llm, shared
@@ -31,9 +31,10 @@ class Verified(Collector):
         registry.register(self)
 
     async def when_absent(self, profile: Path) -> None:
-        """What is kept beside ``profile``; else the short form, kept there. Wrong parts are turned off. Never raises.
+        """Use the verdicts kept beside ``profile``; if there are none, run the short form and keep its verdicts there.
 
-        So is it where a part is unknown, or signals ended too few steps the last time.
+        The short form also runs if a part is undecided, or if signals ended too few steps the last time. Wrong parts are turned off. Never
+        raises.
         """
         known = kept.read(profile)
         found = known or []

@@ -1,4 +1,4 @@
-"""The short form: some seconds within the engine that serves, while it is idle."""
+"""The short form of the verification: some seconds within the engine that serves, while it is idle."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from harvester.engine.verify.verdict import Verdict, kv_verdict, signals_verdict
 
 SIGNALS, SIGNALS_S = 20, 5.0
 STRETCH_S = 2.0
-WORTH = 2.0  # times the time within which a step should end: shorter ones have hardly a safepoint
+WORTH = 2.0  # times ``detect_s``: shorter steps hardly have a safepoint
 
 
 async def verify_short(llm: TokenEngine, shared: SharedState, detect_s: float, safepoints: bool, max_s: float) -> list[Verdict]:
-    """Waits until nothing was asked for some seconds. Chat goes first all the while, and stops what it would disturb.
+    """Waits until no request was seen for some seconds. Chat goes first all the while; checks that it would disturb are skipped or stop.
 
-    ``detect_s``: within which a step that is asked to end should have ended; ``safepoints``: whether steps can be. Nothing is told where
-    the engine does not answer within ``max_s``. Raises `EngineError`.
+    ``detect_s``: time within which a step should end once it is asked to; ``safepoints``: whether steps can end early. No verdicts if the
+    engine does not answer within ``max_s``. Raises `EngineError`.
     """
     await profiler.idle(llm)
     try:
@@ -33,7 +33,7 @@ async def verify_short(llm: TokenEngine, shared: SharedState, detect_s: float, s
 async def _verdicts(llm: TokenEngine, shared: SharedState, detect_s: float, safepoints: bool) -> list[Verdict]:
     verdicts = [kv_verdict([bool(rank) for rank in await llm.on_workers("kv_comes_back")])]
     whole, _ = await sum_of_steps(llm, shared, STRETCH_S)
-    if not _has_chat(llm):  # whose steps have gaps of their own
+    if not _has_chat(llm):  # steps of chat have gaps between them
         verdicts.append(times_verdict(Times(*error(shared), whole)))
     if safepoints:
         found = await signals(llm, shared, SIGNALS, SIGNALS_S, lambda: _has_chat(llm), WORTH * detect_s)

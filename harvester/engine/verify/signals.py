@@ -1,4 +1,4 @@
-"""Whether a signal ends the step it meant, and after how long."""
+"""Whether a signal ends the step that it is meant for, and after how long."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from harvester.engine.verify.ask import busy
 STREAMS, ANSWER_TOKENS = 8, 4
 PAUSE_S = (0.01, 0.12)
 LOOK_S = 0.0005
-STEPS_AFTER = 3  # two may be in flight: when so many more were answered, the one that was meant is over
+STEPS_AFTER = 3  # two may be in flight: once so many more were answered, the step that was asked to end is over
 ANSWER_S = 10.0
 
 
 @dataclass(slots=True)
 class Signals:
-    """Steps that were asked to end, and seconds from each signal to the end of its step, of those that did."""
+    """How many steps were asked to end; for those that did, seconds from the signal to the end of the step."""
 
     asked: int = 0
     detect_s: list[float] = field(default_factory=list)
@@ -32,8 +32,8 @@ class Signals:
 
 
 def end_running_step(shared: SharedState, min_s: float = 0.0) -> bool:
-    """Ask the running step to end; False where none runs that may, it takes less than ``min_s``, or more than half of it is over: then it
-    may end by itself first."""
+    """Ask the running step to end. False if none runs that may end early, it takes less than ``min_s``, or more than half of it is over:
+    then it may end by itself first."""
     now_s, steps = time.monotonic(), shared.in_flight()
     step = next(iter(steps), None)
     if step is None or not step.endable or step.estimate_s < min_s:
@@ -49,7 +49,7 @@ async def signals(
 ) -> Signals:
     """``count`` signals at random moments of full steps of offline work, or as many as ``max_s`` allows.
 
-    ``stop``: asked between two; ``min_s``: shorter steps are not asked.
+    ``stop``: checked between two signals; ``min_s``: shorter steps get no signal.
     """
     limits, rng, found = llm.sizes, random.Random(1), Signals()
     prompt_tokens = max(16, min(limits.step_tokens * 2, limits.context_tokens - ANSWER_TOKENS - 1))

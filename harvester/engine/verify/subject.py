@@ -1,4 +1,4 @@
-"""What is verified: a deployment, and the engine arguments that each part of it makes of that."""
+"""What is verified: a deployment, and the engine arguments that each part of the verification makes of it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from harvester.engine.shared.steporder import SAFEPOINTS_KEY
 from harvester.model_config import ShareConfig
 
 CONTEXT_TOKENS, STEP_TOKENS, SLOTS = 512, 128, 12  # of the engines whose tokens are compared: many steps for few tokens
-FEW_REQUESTS = 4  # have room in the KV of the engine that is put under pressure
+FEW_REQUESTS = 4  # that fit into the KV of the engine under pressure
 DETECT_MS = 2.0  # safepoints at most this far apart, so that short steps have several
 
 
@@ -28,7 +28,7 @@ class Subject:
     name: str = "verify"  # by which its profile is found
 
     def small(self) -> dict[str, Any]:
-        """Arguments of both engines whose tokens are compared, harvester's included; the stock one leaves those out."""
+        """Arguments of both engines whose tokens are compared. They include harvester's own, which the stock engine leaves out."""
         limits = {"max_model_len": CONTEXT_TOKENS, "max_num_batched_tokens": STEP_TOKENS, "max_num_seqs": SLOTS}
         return self._arguments(self.config, None, limits)
 
@@ -37,7 +37,7 @@ class Subject:
         schedule = self.config.schedule.model_copy(update={"safepoints": self._safepoints, "reserve": "fixed", "preempt_detect_ms": 0.1})
         share = ShareConfig(reserved_slots=1, reserved_kv=0.0)
         checkpoint = self.config.checkpoint
-        if checkpoint.enabled == "auto":  # whether they may be on is what is found out
+        if checkpoint.enabled == "auto":  # the verification finds out whether they may be on
             checkpoint = checkpoint.model_copy(update={"enabled": True})
         config = self.config.model_copy(update={"schedule": schedule, "share": share, "checkpoint": checkpoint})
         blocks = max(FEW_REQUESTS * -(-longest_tokens // block_tokens), -(-CONTEXT_TOKENS // block_tokens)) + 2

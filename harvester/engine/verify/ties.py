@@ -1,9 +1,9 @@
-"""Two greedy answers compared as far as numbers allow.
+"""Compares two greedy answers as far as floating-point arithmetic allows.
 
-The order of floating-point sums depends on who else is in a step, so that two likely tokens of nearly the same probability may change
-places, in stock vLLM too. How near is near is measured on this machine: stock vLLM computes its own answers a second time, as prompts,
-which takes other kernels and other batches. The most that the lead of a first token over the second changed between the two, doubled, is
-the tie. An answer is compared up to its first other token. That token is a difference, unless it was within the tie of stock's own.
+The order of floating-point sums depends on which other requests are in a step, so two likely tokens of nearly the same probability may swap
+ranks, in stock vLLM too. How near is near is measured on this machine: stock vLLM computes its own answers a second time, as prompts, with
+other kernels and other batches. The tie is twice the most that the lead of a first token over the second changed between the two. An answer
+is compared up to its first other token. That token counts as a difference, unless it was within the tie of stock's own.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from harvester.engine.frontend.engine import Top
 
 MAX_TIE = 1.0  # nats; a machine whose sums move by more cannot be verified this way
-MIN_COMPARED = 0.25  # of the tokens; where ties cut off more, nothing was shown
+MIN_COMPARED = 0.25  # least share of the tokens that must be compared; with less, nothing was shown
 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """Of many answers: tokens there are and tokens compared, answers cut off at a tie, answers that differ."""
+    """Counts over many answers: all tokens, tokens compared, answers cut off at a tie, answers that differ."""
 
     answers: int = 0
     tokens: int = 0

@@ -12,14 +12,14 @@ from harvester.engine.shared.state import Count, SharedState
 from harvester.engine.verify.ask import busy
 
 STREAMS, ANSWER_TOKENS = 8, 32
-STEPS = 20  # at least so many in the stretch, however long they take
-MAX_FACTOR = 4  # of the stretch, for that
+STEPS = 20  # least steps in a stretch, which is extended for them
+MAX_FACTOR = 4  # of its own length, what a stretch is extended to at most
 
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """``ratio_p50``, ``ratio_p99``: actual over predicted step time, None where too few steps were predicted. ``sum_over_wall``: of all
-    steps of a stretch without a pause."""
+    """``ratio_p50``, ``ratio_p99``: actual over predicted step time, None if too few steps were predicted. ``sum_over_wall``: sum of all
+    step times in a stretch without a pause, over its wall time."""
 
     ratio_p50: float | None
     ratio_p99: float | None
@@ -40,7 +40,7 @@ def error(shared: SharedState) -> tuple[float | None, float | None]:
 
 
 async def sum_of_steps(llm: TokenEngine, shared: SharedState, stretch_s: float) -> tuple[float, int]:
-    """The time in steps over the time on the wall, of a stretch in which there is always work; and how many steps it had.
+    """Time in steps over wall time, for a stretch in which there is always work; and how many steps it had.
 
     A step counts when it ends, so that each end of the stretch is put at the end of a step.
     """

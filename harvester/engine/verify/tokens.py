@@ -1,7 +1,7 @@
-"""The same questions to stock vLLM and to harvester under pressure, each in an engine of its own.
+"""Sends the same prompts to stock vLLM and to harvester under pressure, each in an engine of its own.
 
-The questions are made to find wrong KV: common prefixes, and prompts of several chunks. Chat takes the KV of offline work away, and steps
-end between two layers. Everything is asked a second time, out of the prefix cache of the first.
+The prompts are made to find wrong KV: they have common prefixes, and some have several chunks. Chat takes the KV of offline work away, and
+steps end between two layers. All prompts are sent a second time, which uses the prefix cache of the first.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ WORDS = """
     apple river stone window garden silver morning letter bridge candle forest hammer island jacket kitchen ladder market needle ocean paper
     queen rabbit shadow table umbrella valley winter yellow zebra anchor basket copper desert engine feather glass harbor iron
 """.split()  # noqa: SIM905  # a list of one-word strings is harder to read
-TOP = 5  # likeliest tokens told of each place
+TOP = 5  # likeliest tokens reported for each position
 CHAOS = 0.5
 TURNS = 2
-AGAIN_AT_ONCE = 3  # so that steps hold other requests than at first
+AGAIN_AT_ONCE = 3  # requests at a time when repeated, so that steps hold other requests than at first
 MAX_S = 600.0  # an engine that hangs; its start is a part of it
 
 
 def prompts(llm: HarvestLLM) -> list[list[int]]:
-    """The same in every run, offline ones first; two of three begin alike.
+    """The prompts, the same in every run, offline ones first; two of three share a prefix.
 
-    A model with a tokenizer is asked to repeat words drawn at random. What it says then hangs on the KV of every one of them, and nearly
-    every token has a large lead, so that ties cut off little. Others, of random weights, get random tokens.
+    A model with a tokenizer is asked to repeat words drawn at random. Its answer then depends on the KV of every one of them, and nearly
+    every token has a large lead, so that ties cut off little. Other models, of random weights, get random tokens.
     """
     rng = random.Random(7)
     vocabulary = llm.sizes.vocabulary
@@ -67,17 +67,17 @@ def _rendered(tokenizer: Any, text: str) -> list[int]:
         message = [{"role": "user", "content": asked}]
         ids = tokenizer.apply_chat_template(message, tokenize=True, add_generation_prompt=True, return_dict=False)
     else:
-        ids = tokenizer.encode(f"{asked}\n\n{text[: len(text) // 8]}")  # a base model goes on with what has begun to repeat
+        ids = tokenizer.encode(f"{asked}\n\n{text[: len(text) // 8]}")  # a base model continues a repetition that has begun
     return list(ids)[: CONTEXT_TOKENS - ANSWER_TOKENS - 1]
 
 
 def stock_tokens(subject: Subject) -> Stock:
-    """Stock vLLM's answers, and how well it repeats itself. For `harvester.engine.processes.in_subprocess.apart`."""
+    """Stock vLLM's answers, and how well it reproduces them. Run by `run_in_process`."""
     return asyncio.run(asyncio.wait_for(_stock(subject), MAX_S))
 
 
 def pressed_tokens(subject: Subject, block_tokens: int, longest_tokens: int) -> Pressed:
-    """Harvester's, with KV for few requests and steps that end early. For `harvester.engine.processes.in_subprocess.apart`."""
+    """Harvester's answers, with KV for few requests and steps that end early. Run by `run_in_process`."""
     return asyncio.run(asyncio.wait_for(_pressed(subject, block_tokens, longest_tokens), MAX_S))
 
 
@@ -97,7 +97,7 @@ async def _stock(subject: Subject) -> Stock:
 
 
 async def _as_prompt(llm: TokenEngine, gate: asyncio.Semaphore, number: int, ids: list[int], answered: int) -> list[Top]:
-    """The likeliest tokens at the places of an answer that is given as the end of a prompt."""
+    """The likeliest tokens at each position of an answer, which is computed again as the end of a prompt."""
     async with gate:
         output = await ask(llm, f"prompt-{number}", ids, 1, prompt_logprobs=TOP)
     places = [place for place in output.prompt_tops[-answered:] if place]
@@ -112,7 +112,7 @@ async def _again(llm: TokenEngine, gate: asyncio.Semaphore, number: int, ids: li
 
 
 def _own_tie(tokens: list[int], repeated: list[int], top: Sequence[Top]) -> float:
-    """The lead that stock vLLM itself did not keep; 0 where it repeats itself."""
+    """The lead of the first token that stock vLLM did not reproduce; 0 if it reproduced its answer."""
     place = first_other(repeated, tokens)
     return 0.0 if place is None else lead(top[place], tokens[place], repeated[place])
 
@@ -134,7 +134,7 @@ async def _pressed(subject: Subject, block_tokens: int, longest_tokens: int) -> 
 
 
 async def _turn(llm: TokenEngine, given: list[list[int]], turn: int) -> list[list[int]]:
-    """Offline work all at once; a burst of chat each time that some more of it is answered, so that there are steps without chat too."""
+    """Send offline work all at once, and a burst of chat each time some more of it is answered, so that some steps have no chat."""
     answered, news = 0, asyncio.Condition()
     bursts = ONLINE // BURST
 

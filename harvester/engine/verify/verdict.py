@@ -1,4 +1,4 @@
-"""What was found of each part, and whether that is right."""
+"""The verdict on each part that was verified."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from harvester.engine.verify.signals import Signals
 from harvester.engine.verify.ties import MAX_TIE, Compared
 from harvester.engine.verify.times import Times
 
-MIN_ENDED = 0.9  # of the steps that were asked to end
-FEW_SIGNALS = 5  # fewer say nothing
+MIN_ENDED = 0.9  # least share of the steps that were asked to end
+FEW_SIGNALS = 5  # fewer give no verdict
 RATIO_P50, MAX_RATIO_P99 = (0.75, 1.33), 8.0  # actual over predicted step time; the latency model's margin ends at 8
-SUM_OVER_WALL = (0.5, 1.1)  # what lies between two steps is not in them; a step counted twice is
+SUM_OVER_WALL = (0.5, 1.1)  # gaps between steps do not count; a step counted twice does
 
 
 class Aspect(StrEnum):
@@ -28,7 +28,7 @@ class Aspect(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """``ok`` None: it could not be told here, ``said`` says why. ``said`` is one line."""
+    """``ok`` None: undecided here. ``said``: one line with the figures, or with why it is undecided."""
 
     part: Aspect
     ok: bool | None

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from harvester.config import ServeConfig
 from harvester.engine.launch.models import choose_model
 from harvester.engine.launch.profiles import profile_path
-from harvester.engine.processes.in_subprocess import apart
+from harvester.engine.processes.in_subprocess import run_in_process
 from harvester.engine.shared.state import SharedState
 from harvester.engine.verify import kept
 from harvester.engine.verify.answers import Pressed, Stock
@@ -37,7 +37,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """Of one engine with the deployment's own arguments. ``kv``: by rank, whether blocks came back whole."""
+    """Measurements of one engine with the deployment's own arguments. ``kv``: by rank, whether blocks came back whole."""
 
     kv: list[bool]
     times: Times
@@ -53,9 +53,9 @@ def subject_of(config: ServeConfig) -> Subject:
 
 
 def verify(subject: Subject, log: Path, say: Say, state: Path | None = None) -> dict[str, Any]:
-    """What was found, as JSON values: ``ok``, the figures by name, and a line for each part. An engine that dies fails its part.
+    """Run the verification. Returns JSON values: ``ok``, figures by name, and a line for each part. An engine that dies fails its part.
 
-    ``say`` is told what is done now; ``log`` gets what the engines print. It is kept in ``state`` for the servers to come.
+    ``say`` is told what is done now; ``log`` gets what the engines print. The verdicts are kept in ``state`` for later servers.
     """
     began_s = time.monotonic()
     log.write_bytes(b"")
@@ -80,7 +80,7 @@ def verify(subject: Subject, log: Path, say: Say, state: Path | None = None) -> 
 
 
 def measure(subject: Subject) -> Timed:
-    """For `apart`."""
+    """Run by `run_in_process`."""
     return asyncio.run(asyncio.wait_for(_measure(subject), MAX_S))
 
 
@@ -93,14 +93,14 @@ async def _measure(subject: Subject) -> Timed:
 
 
 def compared(stock: Stock, pressed: Pressed) -> list[Compared]:
-    """Turn by turn."""
+    """The comparison with stock's answers, turn by turn."""
     return [compare(zip(turn, stock.tokens, strict=True), stock.tops, stock.tie) for turn in pressed.turns]
 
 
 def _try(log: Path, work: Callable[..., T], *given: Any) -> T | Exception:
-    """What ``work`` gives, or what it failed with: a part that fails leaves the others their turn."""
+    """The result of ``work``, or its error: when one part fails, the others still run."""
     try:
-        return apart(work, *given, log=log)
+        return run_in_process(work, *given, log=log)
     except Exception as error:  # vLLM's own, of any kind
         return error if isinstance(error, EngineError) else EngineError(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
 

@@ -1,4 +1,4 @@
-"""The KV connector that vLLM loads by name, on its public base class: harvester's planner and copies, spoken to in vLLM's objects."""
+"""The KV connector that vLLM loads by name, on its public base class: translates vLLM's calls for harvester's planner and copies."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.request import Request
 
-PAGE_BYTES = 4096  # a host slot is a multiple of it, as the account of host memory goes
+PAGE_BYTES = 4096  # in the account of host memory, a slot is a multiple of it
 
 
 @dataclass
@@ -69,12 +69,12 @@ class CheckpointConnector(KVConnectorBase_V1, SupportsHMA):
 
     @property
     def requires_kv_delivery(self) -> bool:
-        """A checkpoint that is not there is computed again."""
+        """False: KV that has no checkpoint is computed again."""
         return False
 
     @classmethod
     def get_required_kvcache_layout(cls, vllm_config: VllmConfig) -> str | None:
-        """Layers apart, each block's page in one piece."""
+        """Layers are separate, and each block's page is contiguous."""
         return "LBHNC"
 
     def shutdown(self) -> None:
@@ -135,7 +135,7 @@ class CheckpointConnector(KVConnectorBase_V1, SupportsHMA):
     # In a worker
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
-        if self.host.able:
+        if self.host.supports_checkpoints:
             self.copies = CopyWorker(self.copier(pages_of(self._caches, kv_caches), self.host.slots, bool(self.extra.get("verify"))))
 
     def copier(self, pages: list[Pages], slots: int, verify: bool) -> StepCopier:
@@ -155,18 +155,18 @@ class CheckpointConnector(KVConnectorBase_V1, SupportsHMA):
         self._orders = connector_metadata
 
     def start_load_kv(self, forward_context: ForwardContext | None, **kwargs: Any) -> None:
-        """After the forward pass: what the step asks for is asynchronous."""
+        """Called after the forward pass, because the transfers of the step are asynchronous."""
         if self.copies is not None and self._orders is not None:
             self.copies.after_forward(self._orders)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """No step reads what is still on its way."""
+        """Nothing to wait for: no step reads KV that is still being loaded."""
 
     def save_kv_layer(self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any) -> None:
-        """Blocks are stored whole, when their step has been answered."""
+        """Nothing to save by layer: blocks are stored whole, when their step has been answered."""
 
     def wait_for_save(self) -> None:
-        """What is copied is not given away before its copy is reported."""
+        """Nothing to wait for: a block being copied is not given away before its copy is reported."""
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         self._told = KVConnectorTransferResults()
@@ -181,7 +181,7 @@ class CheckpointConnector(KVConnectorBase_V1, SupportsHMA):
         return self._told_meta
 
     def told(self) -> KVConnectorOutput:
-        """What the step that ends now has told Model Runner V1, which forgets it where the step ends early. Told once."""
+        """What the step that ends now reported to Model Runner V1, which loses it if the step ends early. Each report is given once."""
         told, self._told = self._told, KVConnectorTransferResults()
         meta, self._told_meta = self._told_meta, None
         return KVConnectorOutput(finished_recving=told.finished_recving, failed_recving=told.failed_recving, kv_connector_worker_meta=meta)
@@ -196,7 +196,7 @@ def _given(output: SchedulerOutput, group: int) -> Iterator[tuple[str, list[int]
 
 
 def host_layout(vllm_config: VllmConfig, caches: KVCacheConfig) -> HostLayout:
-    """Of an engine whose ``kv_transfer_config`` is `harvester.engine.checkpoints.budget.transfer_config`."""
+    """The layout of an engine whose ``kv_transfer_config`` is `harvester.engine.checkpoints.budget.transfer_config`."""
     found = build_offloading_config(vllm_config, caches)
     groups, layout = caches.prefix_cacheable_group_ids, vllm_config.cache_config.kv_cache_layout
     kinds = [spec for number in groups for spec in _layer_specs(caches, number).values()]
@@ -210,7 +210,7 @@ def host_layout(vllm_config: VllmConfig, caches: KVCacheConfig) -> HostLayout:
         hash_tokens=found.cache.tokens_per_hash,
         partial_blocks=bool(found.extra_config.get("partial_blocks", True)),
         # A ring beside full attention, which is in no prefix cache, would have to be copied with a block that is partly filled.
-        able=len(caches.kv_cache_groups) == len(groups) == 1
+        supports_checkpoints=len(caches.kv_cache_groups) == len(groups) == 1
         and all(isinstance(kind, FullAttentionSpec) for kind in kinds)
         and (layout is None or vllm_config.cache_config.get_resolved_kv_cache_layout().is_block_compact),
         prefix_caching=vllm_config.cache_config.enable_prefix_caching,

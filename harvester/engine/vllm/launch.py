@@ -1,4 +1,4 @@
-"""One vLLM engine in this process's charge: arguments, finished configuration, start and end."""
+"""One vLLM engine, owned by this process: arguments, finished configuration, start and end."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ from harvester.engine.vllm.frontend.client import HarvestLLM
 from harvester.engine.vllm.platform import additional, on_cpu
 from harvester.errors import ConfigError, EngineError
 
-# Every process of vLLM sets this again. Where it came as the first variable of all, setproctitle finds the command line no more: no engine
-# process would have its name.
+# Every process of vLLM sets this again. If it is the first variable of the environment, setproctitle cannot find the command line any more,
+# and no engine process has its name.
 SET_BY_VLLM = "TORCHINDUCTOR_COMPILE_THREADS"
-PRELOADED = ("tcmalloc", "iomp", "libomp")  # libraries that a process has from its first moment, or not at all
+PRELOADED = ("tcmalloc", "iomp", "libomp")  # libraries that can be loaded only at the start of a process
 
 log = logging.getLogger(__name__)
 
@@ -114,7 +114,7 @@ def configure(values: Mapping[str, Any]) -> tuple[Namespace, VllmConfig]:
 
 
 def asked_of(vllm_config: VllmConfig) -> Asked:
-    """What of a finished configuration decides which parts of harvester work."""
+    """The part of a finished configuration that decides which parts of harvester work."""
     parallel, model, transfer = vllm_config.parallel_config, vllm_config.model_config, vllm_config.kv_transfer_config
     scheduler, limits = vllm_config.scheduler_config, model.multimodal_config
     own, offload = scheduler.scheduler_cls, vllm_config.offload_config
@@ -203,7 +203,7 @@ def _in_worker(arguments: Mapping[str, Any]) -> None:
 
 
 def _cores(vllm_config: VllmConfig) -> list[list[int]]:
-    """Logical CPUs of each worker of this machine, as vLLM binds them; empty where it binds none. It tells its log of them by itself."""
+    """Logical CPUs of each worker of this machine, as vLLM binds them; empty if it binds none. Keeps vLLM from logging them once more."""
     told = logging.getLogger(OMPProcessManager.__module__)
     before = told.level
     told.setLevel(logging.WARNING)
@@ -214,10 +214,10 @@ def _cores(vllm_config: VllmConfig) -> list[list[int]]:
 
 
 def _keep_cores(vllm_config: VllmConfig) -> None:
-    """As many cores for a CPU worker with checkpoints as without.
+    """Give a CPU worker as many cores with checkpoints as without.
 
-    With a KV connector vLLM 0.32 keeps one more of each rank free, for transfers that take a core; ours takes 1% of one. Where there are
-    not enough it keeps none, and the worker's threads then contend with the engine core for theirs.
+    With a KV connector vLLM 0.32 keeps one more core of each rank free, for transfers that take a core; ours take 1% of one. If there are
+    not enough cores it keeps none free, and the worker's threads then contend with the engine core for theirs.
     """
     if on_cpu() and vllm_config.kv_transfer_config is not None:
         os.environ.setdefault("VLLM_CPU_NUM_OF_RESERVED_CPU", str(vllm_config.parallel_config.world_size))
@@ -232,7 +232,7 @@ async def engine(values: Mapping[str, Any], shared: SharedState | None = None) -
     _, llm = start_llm(values)
     try:
         if shared is not None:
-            llm.attend(shared)
+            llm.enable_scheduling(shared)
         yield llm
     finally:
         llm.shutdown()

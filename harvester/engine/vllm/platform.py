@@ -1,4 +1,4 @@
-"""What vLLM says of the machine and of its own processes: device, CUDA graphs, the calls of CUDA that PyTorch lacks, message queues."""
+"""What vLLM knows of the machine and of its own processes: device, CUDA graphs, CUDA calls that PyTorch lacks, message queues."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def on_cpu() -> bool:
 
 
 def accelerator_name() -> str:
-    """Of the driver, through NVML. The front end must not open a CUDA context, which takes GPU memory of the engine's."""
+    """The driver's name for it, through NVML. The front end must not open a CUDA context, which takes GPU memory from the engine."""
     platform = platforms.current_platform
     if platform.is_cuda():
         from vllm.platforms.cuda import NvmlCudaPlatform
@@ -32,7 +32,7 @@ def accelerator_name() -> str:
 
 
 def additional(vllm_config: VllmConfig) -> Mapping[str, Any]:
-    """vLLM's `additional_config`, where harvester's engine finds its own; vLLM hands on any object that can be hashed."""
+    """vLLM's `additional_config`, which holds harvester's settings; empty if it is no dict: vLLM passes on any hashable object."""
     found = vllm_config.additional_config
     return found if isinstance(found, dict) else {}
 
@@ -40,9 +40,9 @@ def additional(vllm_config: VllmConfig) -> Mapping[str, Any]:
 def graph_sizes(vllm_config: VllmConfig) -> GraphSizes | None:
     """The CUDA graphs that vLLM captures. None on a CPU, with ``enforce_eager``, and wherever else it captures none.
 
-    vLLM has graphs of their own for steps in which each request computes one token, up to ``max_num_seqs``: FULL ones. Other steps run as
-    PIECEWISE graphs, or as FULL ones where the attention backend can. With speculative decoding a decode computes several tokens, and what
-    computes one is no step of decodes to vLLM. Source: `v1.cudagraph_dispatcher`, `v1.worker.gpu.cudagraph_utils`.
+    vLLM has separate graphs, FULL ones, for steps in which each request computes one token, up to ``max_num_seqs``. Other steps run as
+    PIECEWISE graphs, or as FULL ones where the attention backend can. With speculative decoding a decode computes several tokens, and vLLM
+    does not take a step of one token each for decodes. Source: `v1.cudagraph_dispatcher`, `v1.worker.gpu.cudagraph_utils`.
     """
     compilation = vllm_config.compilation_config
     mode, sizes = compilation.cudagraph_mode, tuple(sorted(set(compilation.cudagraph_capture_sizes or ())))
@@ -57,8 +57,8 @@ def graph_sizes(vllm_config: VllmConfig) -> GraphSizes | None:
 
 
 def sleep_between_looks(spin_s: float = 0.0) -> PollBackoff:
-    """From now on the message queues of this process sleep between two looks, after ``spin_s`` of a wait. May be called again."""
-    queues: Any = shm_broadcast  # which looks for the function in its own names, and exports it to nobody
+    """From now on the message queues of this process sleep between two polls, after ``spin_s`` of a wait. May be called again."""
+    queues: Any = shm_broadcast  # which looks the function up in its own namespace, and does not export it
     if not isinstance(queues.sched_yield, PollBackoff):
         queues.sched_yield = PollBackoff(spin_s)
     backoff: PollBackoff = queues.sched_yield
@@ -73,8 +73,8 @@ CUDA_CALLS = CudaCalls(_copy_batch, host_register, host_unregister)
 
 
 def keeps_slots(config: VllmConfig) -> bool:
-    """Whether a request has a slot of the workers until it ends or loses its KV, and there is not one more: vLLM's second model runner.
+    """Whether a request keeps its slot in the workers until it ends or loses its KV, without spare slots: vLLM's Model Runner V2.
 
-    The first has slots for those in the step alone, so that one may sit out a step with its KV.
+    V1 has slots only for the requests in the step, so a request may sit out a step and keep its KV.
     """
     return bool(config.use_v2_model_runner)

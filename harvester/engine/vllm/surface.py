@@ -25,8 +25,8 @@ from harvester.errors import EngineError
 
 FILE = Path(__file__).with_name("surface.json")
 MARKS = {"VAR_POSITIONAL": "*", "VAR_KEYWORD": "**", "KEYWORD_ONLY": "by name "}
-SHOWN = 3  # of what moved, in one message
-# Not imported where only looking: the first replaces parts of `torch.cuda`, the second looks for a GPU.
+SHOWN = 3  # changed names shown in one message
+# Not imported just to be checked: the first replaces parts of `torch.cuda`, the second looks for a GPU.
 NOT_EVERYWHERE = ("vllm.v1.worker.cpu_worker", "vllm.platforms.cuda")
 
 log = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ class Surface:
 
     @property
     def supported(self) -> str:
-        """The versions that it stands for: ``0.32.x``."""
+        """The versions that the list holds for: ``0.32.x``."""
         return ".".join([*self.version.split(".")[:2], "x"])
 
     def supports(self, version: str) -> bool:
@@ -94,7 +94,7 @@ def _warn(line: str) -> None:
 
 
 def untested(surface: Surface, version: str) -> str:
-    """Of a version that is not supported and lacks nothing."""
+    """The warning for a version that is not supported and lacks nothing."""
     return f"vLLM {version} is installed, harvester is tested with {surface.supported}; it has all that harvester uses"
 
 
@@ -145,7 +145,7 @@ def _has(module: ModuleType, name: str) -> bool:
 
 
 def _kind(owner: str, loaded: bool) -> Any:
-    """The class; None where it is not looked at, or gone, which its import says."""
+    """The class; None if it is not looked at, or is gone, which the check of its import reports."""
     module, _, name = owner.partition(":")
     return getattr(_module(module, loaded), name, None)
 
@@ -165,7 +165,7 @@ def _parameter(one: inspect.Parameter) -> str:
 
 @cache
 def names_of(kind: Any) -> frozenset[str]:
-    """What the class ``kind`` and its bases define, and all attributes that their methods speak of: those are set on instances only."""
+    """What the class ``kind`` and its bases define, and all names that their methods use: some attributes are set on instances only."""
     found: set[str] = set()
     for base in kind.__mro__:
         found.update(vars(base), getattr(base, "__annotations__", ()), getattr(base, "__slots__", ()))

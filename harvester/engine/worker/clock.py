@@ -1,7 +1,7 @@
-"""How long each step keeps a device that runs behind its host.
+"""How long each step occupies a device that runs behind its host.
 
-The engine core sees when a step is sent and when it is answered. With two steps in flight neither says when the device began it. Marks in
-the device's own queue do: from the moment it is free for the step to the step's last kernel.
+The engine core sees when a step is sent and when it is answered. With two steps in flight, neither time says when the device began it.
+Timed marks in the device's own queue do: from the moment the device is free for the step to the step's last kernel.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from harvester.engine.worker.device import Device, Mark, Span
 
 
 class StepClock:
-    """Of one worker, and used by its thread alone; spans may be read by another."""
+    """Times the steps of one worker. Used only by the worker's thread; another thread may read the spans."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -21,7 +21,7 @@ class StepClock:
         self._began = self._device.mark(timed=True)
 
     def ended_early(self) -> float:
-        """Seconds that the step kept the device, which has nothing left of it; 0 where it never began."""
+        """Seconds that the step occupied the device, which has finished what there was of it; 0 if it never began."""
         span = self.end()
         if span is None:
             return 0.0
@@ -29,6 +29,6 @@ class StepClock:
         return span.seconds()
 
     def end(self) -> Span | None:
-        """All of the step is launched. None where it never began."""
+        """All of the step is launched. Returns its span; None if it never began."""
         began, self._began = self._began, None
         return None if began is None else Span(began, self._device.mark(timed=True))

@@ -1,6 +1,6 @@
 """The device that a worker computes on: the queue of its steps, and copies beside them. Tests have devices in virtual time.
 
-All of CUDA that harvester uses is here, through PyTorch. The two calls that PyTorch lacks are handed in (`CudaCalls`).
+All of CUDA that harvester uses is here, through PyTorch. The calls that PyTorch lacks are handed in (`CudaCalls`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Device(Protocol):
     lags: bool
 
     def mark(self, *, timed: bool = False) -> Mark:
-        """A place behind all that was launched on the stream of the steps so far."""
+        """Mark the place behind all work launched so far on the step stream."""
 
     def drain(self) -> None:
         """Return when nothing of the forward pass is left to do. Copies on other streams may go on."""
@@ -57,12 +57,12 @@ class Span:
     ended: Mark
 
     def seconds(self) -> float:
-        """How long the device took for it. It has ended."""
+        """Device time between the marks, both of which must be reached."""
         return self.began.elapsed_time(self.ended) / 1000
 
 
 class Lane(StrEnum):
-    """A stream for copies. What a step waits for does not stand behind copies that nobody waits for."""
+    """A stream for copies. Copies that a step waits for have their own, so that they do not queue behind the others."""
 
     OUT = "out"  # to the host
     BACK = "back"
@@ -73,23 +73,23 @@ class CopyDevice(Device, Protocol):
     """A device with a stream for each `Lane`, beside the stream that steps are launched on."""
 
     def enter_thread(self) -> None:
-        """The calling thread is about to pin memory."""
+        """Prepare the calling thread for pinning memory."""
 
     def pin(self, address: int, size_bytes: int) -> bool:
-        """Whether the range, of whole pages, is pinned now."""
+        """Pin a range of whole pages. Returns whether it is pinned now."""
 
     def unpin(self, address: int) -> None:
-        """Undo it. Nothing may be copied to or from the range any more."""
+        """Undo `pin`. Nothing may be copied to or from the range any more."""
 
     def hold(self, mark: Mark) -> None:
-        """What is launched on the stream of the steps from now on begins after the mark. The calling thread does not wait."""
+        """Make the step stream wait for the mark: later launches on it begin after the mark. The calling thread does not wait."""
 
     def copy(self, lane: Lane, after: Mark, batches: Sequence[Batch]) -> Span:
-        """Put the batches, each after the one before, on a stream; they begin after the mark ``after``."""
+        """Launch the batches one after the other on the lane's stream. They begin after the mark ``after``."""
 
 
 class HostDevice:
-    """A CPU, which is its own host: what was called is done."""
+    """A CPU, which is its own host: work is done when its call returns."""
 
     lags = False
 
@@ -101,7 +101,7 @@ class HostDevice:
 
 
 class CudaDevice:
-    """A CUDA device, by the calling thread's current stream."""
+    """A CUDA device. The step stream is the calling thread's current stream."""
 
     lags = True
 
@@ -122,7 +122,7 @@ class CudaDevice:
 class CudaCalls:
     """``copy_batch``: addresses of sources and targets, sizes, all int64 on the host, and whether sources may be read ahead of the stream.
 
-    ``pin``: given an address and bytes, whether the range is pinned; ``unpin``: given the address of such a range.
+    ``pin``: takes an address and bytes, returns whether the range is pinned; ``unpin``: takes the address of such a range.
     """
 
     copy_batch: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, bool], None]
@@ -131,7 +131,7 @@ class CudaCalls:
 
 
 class CudaCopyDevice(CudaDevice):
-    """Copies are the copy engines' (``cuMemcpyBatchAsync``), so that they take no time of what computes."""
+    """Copies run on the copy engines (``cuMemcpyBatchAsync``), so that they take no compute time."""
 
     def __init__(self, device: torch.device, calls: CudaCalls) -> None:
         super().__init__(device)

@@ -1,4 +1,4 @@
-"""KV blocks on their way to host memory and back: how long it takes, and whether they come back whole."""
+"""Copies KV blocks to host memory and back: how long that takes, and whether their contents come back unchanged."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ ROUNDS = 5
 def measure_kv_copy(caches: Sequence[torch.Tensor], blocks: int) -> dict[str, float]:
     """Median seconds of one block, over all layers, to host memory (``store_s``) and back (``load_s``), and its size (``block_bytes``).
 
-    ``caches``: one tensor a layer, one of whose axes counts ``blocks``. What is copied back is what was there. Nothing else may use them
-    meanwhile.
+    ``caches``: one tensor per layer, with an axis of ``blocks`` or a multiple of it. The copies leave their contents as they are. Nothing
+    else may use them meanwhile.
     """
     views = [_by_block(cache, blocks) for cache in caches]
     count = min(BLOCKS, blocks - 1)
@@ -29,7 +29,7 @@ def measure_kv_copy(caches: Sequence[torch.Tensor], blocks: int) -> dict[str, fl
 
 
 def _empty(like: torch.Tensor, pinned: bool) -> torch.Tensor:
-    """Host memory, not pinned where the machine refuses to: a slower copy is what checkpoints would have there too."""
+    """Host memory, unpinned where the machine refuses to pin it: checkpoints would have the same slower copies there."""
     try:
         return torch.empty(like.shape, dtype=like.dtype, pin_memory=pinned)
     except RuntimeError:
@@ -61,7 +61,7 @@ def kv_comes_back(caches: Sequence[torch.Tensor], blocks: int) -> bool:
 
 
 def _by_block(cache: torch.Tensor, blocks: int) -> torch.Tensor:
-    """The cache with its blocks along the first axis. One whose blocks a kernel sees as several has those along the second."""
+    """The cache with KV blocks along the first axis. Where a kernel splits each into several blocks, those are along the second axis."""
     axis = next((i for i, size in enumerate(cache.shape) if size == blocks), None)
     if axis is not None:
         return cache.movedim(axis, 0)

@@ -41,7 +41,7 @@ class Hook:
 
 @dataclass(frozen=True, slots=True)
 class Silent:
-    """A kind without a place, which does no harm to those of other layers."""
+    """A kind of layer without a place. Other layers of the model may have safepoints."""
 
     why: str
 
@@ -55,7 +55,7 @@ class Barred:
 
 Kind = Hook | Silent | Barred
 
-# By class of the layer. A class that is not here is what the first of its ancestors that is here is.
+# By class of the layer. A class that is not listed has the kind of its nearest listed ancestor.
 KINDS: dict[str, Kind] = {
     f"{LAYERS}attention.attention:Attention": Hook("impl", "forward"),
     f"{LAYERS}attention.mla_attention:MLAAttention": Hook(None, "forward_impl"),
@@ -89,7 +89,7 @@ KINDS: dict[str, Kind] = {
 
 
 def kind_of(ancestry: Iterable[str]) -> Kind:
-    """What the layer is whose classes these are, ``module:Class``, the most derived first. An unknown one bars."""
+    """The kind of a layer, given its class and ancestors as ``module:Class``, the most derived first. Unknown ones are `Barred`."""
     for name in ancestry:
         if name in KINDS:
             return KINDS[name]
@@ -120,7 +120,7 @@ def find(layers: Mapping[str, Any]) -> tuple[list[SafepointSite], list[str]]:
 
 
 def _kind(layer: Any) -> Kind:
-    """By its class, but for what only the layer itself knows."""
+    """The kind of a layer by its class, corrected by attributes of the layer itself."""
     kind = kind_of(f"{one.__module__}:{one.__qualname__}" for one in type(layer).__mro__)
     if not isinstance(kind, Hook):
         return kind

@@ -3,10 +3,10 @@
 They sit before the attention of every n-th layer, inside vLLM's attention op. That op stays Python in eager mode, under `torch.compile` and
 with piecewise CUDA graphs, where hooks on modules do not run.
 
-All ranks of a tensor-parallel group must end at the same place, or the others wait in a collective for ever. Rank 0 decides, and says so in
-the shared state one safepoint ahead: between two safepoints lies an all-reduce, which no rank leaves before rank 0 has written and entered
-it. Where threads run ahead of their device, it says so two safepoints ahead. Each rank then waits at a safepoint until its device has
-reached the one before. Without that bound an abort would save nothing.
+All ranks of a tensor-parallel group must end at the same place, or the others wait in a collective for ever. Rank 0 decides, and writes the
+decision to the shared state one safepoint ahead: between two safepoints lies an all-reduce, which no rank leaves before rank 0 has written
+and entered it. Where threads run ahead of their device, rank 0 decides two safepoints ahead. Each rank then waits at a safepoint until its
+device has reached the one before. Without that bound an abort would save nothing.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ def ahead(ranks: int, lags: bool) -> int:
 
 
 def segments(ranks: int, lags: bool) -> int:
-    """Most stretches between two safepoints that a device still computes after a signal."""
+    """Most segments, from one safepoint to the next, that a device still computes after a signal."""
     return 1 + ahead(ranks, lags) + int(lags)
 
 
 class StepAborted(Exception):
-    """The step ended at a safepoint. Nothing of it counts."""
+    """The step ended at a safepoint. Its results do not count."""
 
 
 class Safepoints:
-    """Of one worker. ``chaos``: the probability that a step ends at a random safepoint without being asked, for tests."""
+    """Safepoints of one worker. ``chaos``: the probability that a step ends at a random safepoint without being asked, for tests."""
 
     def __init__(self, shared: SharedState, *, leader: bool, ranks: int, device: Device, chaos: float = 0.0, seed: int = 0) -> None:
         self._shared = shared
@@ -56,7 +56,7 @@ class Safepoints:
         self._passed, self._cost_s = 0, 0.0
 
     def install(self, places: Sequence[SafepointSite]) -> None:
-        """A safepoint may stand at each of these, of which there is at least one."""
+        """Wrap each of these places, at least one, so that a safepoint may stand there."""
         for number, place in enumerate(places):
             setattr(place.owner, place.attribute, self._guarded(number, getattr(place.owner, place.attribute)))
         self._layers = len(places)

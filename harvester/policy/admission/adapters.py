@@ -1,4 +1,4 @@
-"""Adapters (LoRA) beside each other: an engine computes a bounded number in one step."""
+"""LoRA adapters: an engine computes a bounded number of them in one step."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from collections.abc import Sequence
 
 
 def rows_in_the_way(wanted: int, running: Sequence[tuple[int, bool]], places: int) -> list[int]:
-    """Places of the rows that lose their KV so that a chat on adapter ``wanted`` can run: those of one adapter, the one with the fewest.
+    """Places of the rows to preempt so that a chat on adapter ``wanted`` can run: all rows of the adapter that has the fewest.
 
-    ``running``: of each request its adapter (0: none) and whether it is offline. Empty where there is room, or chats have all ``places``.
+    ``running``: adapter (0: none) of each request, and whether it is offline. ``places``: adapters that one step can hold. Empty where
+    there is room, or chats use all of them.
     """
     held = {adapter for adapter, _ in running if adapter}
     if not wanted or wanted in held or len(held) < places:

@@ -1,19 +1,19 @@
-"""Which chat requests are let in: those whose first token is expected in time. Waiting for what comes too late helps nobody.
+"""Admission of chat: a request is let in if its first token is expected in time. Waiting for one that comes too late helps nobody.
 
-While slots are free a first token waits for the prompts before it, and the latency model says what those take. Else the requests without a
-first token count, at the rate at which first tokens come while several wait for theirs. That rate knows of slots, KV and batch work, which
-a model of prompts does not.
+While slots are free, a first token waits for the prompts before it, and the latency model predicts their time. Otherwise the wait is the
+number of requests without a first token, over the rate of first tokens while several wait for theirs. That rate reflects slots, KV and
+batch work, which a model of prompts does not.
 
-An SLO of a few prompts' time cannot be kept in any burst, and refusing does not help. A burst drains by itself, and its chats would rather
-have a late first token than none. With such an SLO a chat is let in as if nothing were promised. Overload begins with the first that is
-refused even so. From then on the bound is a small multiple of the prompt's own time. It ends once the replica could have answered those
-that were refused as well: a burst ends, an overload refuses more than that.
+An SLO of a few prompts' time cannot be kept in any burst, and refusing does not help. A burst drains by itself, and a late first token is
+better than none. With such an SLO a chat is let in as if it had no SLO. An overload begins with the first request that is refused even so.
+From then on the bound is a small multiple of the prompt's own time. The overload ends once the replica could have answered the refused
+requests as well: a burst ends, an overload refuses more than that.
 
-Of any other SLO the bound is somewhat more than it while slots are free. Without slots, or once several have waited for seconds on end, it
-is a share that keeps the promise to ninety-nine of a hundred.
+With any other SLO the bound is somewhat above the SLO while slots are free. Without slots, or once several requests have waited for seconds
+on end, it is a share of the SLO, so that ninety-nine of a hundred first tokens keep the SLO.
 
-Without a slot a first token comes quickly even so, by the slots of others, until no KV is left: who comes next waits for a whole answer.
-So a chat is let in only if as many answers as there are chats without a place, a slot or KV, are expected to end in time.
+Without a free slot a first token still comes quickly, in slots of others, until no KV is left: the next request waits for a whole answer.
+A place is a slot, or KV. A chat is let in only if enough answers are expected to end in time: one for each chat without a place.
 
 One request may ask for a hundred choices. A few of them are chat; the others are offline work, and nobody waits for them.
 """
@@ -28,26 +28,26 @@ from dataclasses import dataclass
 from harvester.policy.model.load import StepLoad
 
 BACKLOG = 4  # requests that wait for a first token: with fewer a step has room for more, and their rate says little
-WINDOW_S = 3.0  # of backlog, that the rate is taken over
-MAX_AGE_S = 10.0  # without a backlog: then the rate is forgotten
-CROWDED_S = 3.0  # with a backlog all the time: then it is no burst into free slots
-SHARE = 0.5  # of the time a first token may take, what it may be expected to take: one of a hundred takes twice that and more
-BURST_SHARE, BURST_S = 1.25, 1.0  # the same in a burst, and what is never too long then
-OWN_CHOICES, OWN_SLOTS = 4, 8  # of one request, so many choices are chat, or as many as this part of the slots
-OWN_SHARE = 0.5  # of the time, what every key may fill; the rest is for keys that have no more than their part
-UNPROMISED_S, UNPROMISED_ALONE = 10.0, 4.0  # without an SLO a first token may take so long, and so many times its prompt's own time
-TIGHT_PROMPTS = 16.0  # an SLO that is shorter than so many times its prompt's own time is not kept by refusing
-OVERLOAD_PROMPTS = 4.0  # with such an SLO, the same bound in an overload
+WINDOW_S = 3.0  # of backlog, over which the rate is taken
+MAX_AGE_S = 10.0  # after so long without a backlog the rate is forgotten
+CROWDED_S = 3.0  # a backlog that lasts so long is no burst into free slots
+SHARE = 0.5  # maximum expected TTFT, as a share of the allowed one: one of a hundred takes twice the expected or more
+BURST_SHARE, BURST_S = 1.25, 1.0  # the same in a burst, and an expected TTFT that is never too long then
+OWN_CHOICES, OWN_SLOTS = 4, 8  # choices of one request that are chat: so many, or slots / OWN_SLOTS if more
+OWN_SHARE = 0.5  # share of the bound that every key may fill; the rest is for keys with no more than their fair part
+UNPROMISED_S, UNPROMISED_ALONE = 10.0, 4.0  # without an SLO, the allowed TTFT: the first plus so many times its prompt's time
+TIGHT_PROMPTS = 16.0  # an SLO below so many times its prompt's own time cannot be kept by refusing
+OVERLOAD_PROMPTS = 4.0  # with such an SLO, the least bound in an overload, as a multiple of the prompt's own time
 TYPICAL_ANSWER = 128  # tokens
-KV_SHARE = 0.9  # of all, what chats may hold: their lengths differ
-YIELD_SHARE = 0.25  # of the time: with a longer wait, batch work stands still
+KV_SHARE = 0.9  # share of all KV that chats may hold: their lengths differ
+YIELD_SHARE = 0.25  # share of the bound: with a longer wait, batch work pauses
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A chat request at the door. ``requests``: as many as it has choices that are chat. ``prompt_s``: what its prompt takes by itself.
+    """A chat request that asks to be let in. ``requests``: its choices that are chat. ``prompt_s``: time of its prompt alone.
 
-    ``length``: of its prompt, in means of those before it. A long one waits longer: an order that goes by prompts lets others pass.
+    ``length``: of its prompt, relative to the mean of earlier ones. A long one waits longer: orders by prompt length let others pass.
     """
 
     requests: int
@@ -57,16 +57,16 @@ class Asked:
 
     @property
     def is_tight(self) -> bool:
-        """Whether no server keeps its SLO beside a few others."""
+        """Whether its SLO cannot be kept beside even a few other requests."""
         return self.ttft_slo_s < TIGHT_PROMPTS * self.prompt_s
 
     @property
     def is_promised(self) -> bool:
-        """Whether its first token has an SLO that is kept by refusing."""
+        """Whether it has a TTFT SLO that refusing can keep."""
         return self.ttft_slo_s < math.inf and not self.is_tight
 
     def limit_s(self, *, is_crowded: bool, is_overload: bool) -> float:
-        """How long its first token may be expected to take."""
+        """The maximum expected TTFT with which it is let in."""
         if self.is_tight and is_overload:
             return max(SHARE * self.ttft_slo_s, OVERLOAD_PROMPTS * self.prompt_s)
         promised_s = self.ttft_slo_s if self.is_promised else UNPROMISED_S + UNPROMISED_ALONE * self.prompt_s
@@ -75,10 +75,11 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Crowd:
-    """Who is there already. ``awaiting``: requests without a first token; ``prompts_s``: what their prompts take by the latency model.
+    """The requests that are there already. ``awaiting``: those without a first token; ``prompts_s``: predicted time of their prompts.
 
-    ``open_requests``: all that have no whole answer, ``of_key``: those of the key that asks, of ``keys`` that have any. ``slots_free``:
-    each of them has a slot, and the one that asks. ``place_wait_s``: else, until as many answers have ended as have no place.
+    ``open_requests``: those with an unfinished answer. ``of_key``: how many of them are of the asking key; ``keys``: keys that have any.
+    ``slots_free``: there is a slot for each of them and for the new one. ``place_wait_s``: seconds until one answer has ended for each
+    request without a place.
     """
 
     awaiting: int
@@ -96,28 +97,28 @@ def chat_choices(choices: int, slots: int) -> int:
 
 
 def places(slots: int, kv_tokens: int, request_tokens: float) -> int:
-    """How many chats have a slot, or KV for prompt and answer, ``request_tokens`` each: one without either waits for another's end."""
+    """How many chats have a slot, or KV for prompt and answer (``request_tokens`` each). Any other waits for an answer to end."""
     return max(slots, int(KV_SHARE * kv_tokens / max(1.0, request_tokens)))
 
 
 def place_wait_s(open_requests: int, requests: int, held: int, end_s: float) -> float:
-    """Seconds until all have one of ``held`` places once ``requests`` more have come, where an answer ends every ``end_s``."""
+    """Seconds until all, with ``requests`` more, have one of the ``held`` places, if an answer ends every ``end_s``."""
     return max(0, open_requests + requests - held) * end_s
 
 
 def in_its_slot_s(seconds: float, open_requests: int, slots: int) -> float:
-    """Of an answer that took so long beside ``open_requests``, what it would have taken in a slot of its own."""
+    """Time in a slot of its own, of an answer that took ``seconds`` beside ``open_requests``."""
     return seconds * min(1.0, slots / max(1, open_requests))
 
 
 def typical_answer_s(slots: int, prompt_tokens: int, bound_s: Callable[[StepLoad], float]) -> float:
-    """Of an answer beside as many others as there are slots, before one has ended. ``bound_s``: P99 of a step."""
+    """Assumed time of an answer while all slots are taken, used until one has ended. ``bound_s``: P99 of a step."""
     context = prompt_tokens + TYPICAL_ANSWER // 2
     return TYPICAL_ANSWER * bound_s(StepLoad(0, 0.0, slots, slots * context, slots))
 
 
 class FirstTokenRate:
-    """First tokens a second, while at least `BACKLOG` wait for theirs."""
+    """The rate of first tokens, measured while at least `BACKLOG` requests wait for theirs."""
 
     def __init__(self) -> None:
         self._spans: deque[tuple[float, int]] = deque()
@@ -127,9 +128,9 @@ class FirstTokenRate:
         self._since_s: float | None = None  # when the backlog began; None: there is none
 
     def look(self, total: int, awaiting: int, now_s: float) -> None:
-        """``total``: first tokens so far. Looks need not be regular: what lies between two is one span.
+        """Take a sample. ``total``: first tokens so far. Samples need not be regular: the time between two is one span.
 
-        One that ends without a backlog says nothing: nobody knows when the backlog ended.
+        A span that ends without a backlog is dropped: nobody knows when the backlog ended.
         """
         if awaiting < BACKLOG:
             self._since_s = None
@@ -154,7 +155,7 @@ class FirstTokenRate:
     def wait_s(self, ahead: int, now_s: float) -> float | None:
         """Seconds until ``ahead`` first tokens have come; None where the rate is not known.
 
-        A rate that was seen for a short time is that of a rush into free slots: up to half of it is believed.
+        A rate that was measured over a short time is that of a rush into free slots: as little as half of it is assumed.
         """
         seconds = self._seconds + (0.0 if self._last is None else now_s - self._last[0])
         return ahead * max(seconds, min(2.0 * seconds, WINDOW_S)) / self._tokens if self._tokens else None
@@ -168,11 +169,11 @@ class FirstTokenRate:
 
 
 class OverloadSpell:
-    """From a chat that came too late even for a burst, until all like it could have been answered beside those that were let in."""
+    """An overload: from a chat refused even by the bound of a burst, until all refused ones could have been answered as well."""
 
     def __init__(self) -> None:
-        self._owed = 0.0  # first tokens: of those refused, less what the replica had time for
-        self._token_s = 0.0  # that one takes while several wait
+        self._owed = 0.0  # first tokens: those refused, less those that the replica had spare time for
+        self._token_s = 0.0  # seconds per first token while several wait
         self._last: tuple[float, int] | None = None  # time and total of the last look
 
     def __bool__(self) -> bool:
@@ -186,13 +187,13 @@ class OverloadSpell:
         self._last = now_s, total
 
     def refused(self, token_s: float, limit_s: float) -> None:
-        """One more, whatever number of choices it asked for. ``limit_s``: that it lasts at most once nobody comes."""
+        """Count one more, however many choices it asked for. ``limit_s``: maximum duration of the overload once nobody comes."""
         self._token_s = token_s
         self._owed = min(self._owed + 1.0, max(1.0, limit_s / token_s))
 
 
 class ChatAdmission:
-    """Of one replica. ``max_awaiting``: requests without a first token that are never exceeded, whatever is predicted."""
+    """Admission of chat at one replica. ``max_awaiting``: hard maximum of requests without a first token, whatever is predicted."""
 
     def __init__(self, max_awaiting: int) -> None:
         self._max_awaiting = max_awaiting
@@ -200,21 +201,21 @@ class ChatAdmission:
         self._overload = OverloadSpell()
 
     def look(self, first_tokens: int, awaiting: int, now_s: float) -> None:
-        """Told now and then, and before each question: first tokens so far, and who awaits one."""
+        """Called now and then, and before each question. ``first_tokens``: made so far; ``awaiting``: requests without one."""
         self._rate.look(first_tokens, awaiting, now_s)
         self._overload.look(first_tokens, now_s)
 
     def wait_s(self, asked: Asked, crowd: Crowd, now_s: float) -> float:
-        """Seconds until the last first token of the request, predicted."""
+        """Predicted seconds until the last of the request's choices has its first token."""
         ahead = crowd.awaiting + asked.requests - 1
         is_model_right = ahead < BACKLOG or not self._is_crowded(crowd, now_s)
         seen_s = None if is_model_right else self._rate.wait_s(ahead, now_s)
         return asked.prompt_s + max(1.0, asked.length) * (crowd.prompts_s if seen_s is None else seen_s)
 
     def refused_s(self, asked: Asked, crowd: Crowd, now_s: float) -> float | None:
-        """None: it is let in. Otherwise seconds after which it is worth asking again.
+        """None: the request is let in. Otherwise seconds after which it is worth asking again.
 
-        Who asks for more than its part of what is open is let in only into the first half of the time, so that others find the second.
+        A key with more than its fair part of the open requests may fill only the first half of the bound: the second is for other keys.
         """
         wait_s, limit_s = self.wait_s(asked, crowd, now_s), self._limit_s(asked, crowd, now_s)
         places_limit_s = asked.limit_s(is_crowded=True, is_overload=bool(self._overload))
@@ -229,7 +230,7 @@ class ChatAdmission:
         return max(late_s, wait_s / 2) if is_full else late_s
 
     def must_yield(self, asked: Asked, crowd: Crowd, now_s: float) -> bool:
-        """Whether batch work stands still so that fewer chat requests are refused."""
+        """Whether batch work must pause so that fewer chat requests are refused."""
         limit_s = asked.limit_s(is_crowded=True, is_overload=True)
         return crowd.awaiting > 0 and self.wait_s(asked, crowd, now_s) > YIELD_SHARE * limit_s
 
@@ -237,5 +238,5 @@ class ChatAdmission:
         return asked.limit_s(is_crowded=self._is_crowded(crowd, now_s), is_overload=bool(self._overload))
 
     def _is_crowded(self, crowd: Crowd, now_s: float) -> bool:
-        """Whether more is there than a burst that finds slots."""
+        """Whether the load is more than a burst into free slots."""
         return not crowd.slots_free or self._rate.backlog_s(now_s) >= CROWDED_S

@@ -7,12 +7,12 @@ longer by what k had left:
 
 Half a block is what the last block of a request has free on average. The largest U_k is the most KV that they need at any one time.
 
-A row that runs makes one token a step and has one less left, so that the sum of both stays. Counted from a step that is the same for all,
-neither changes, and the curve is kept from plan to plan: who has ended leaves it, who has come joins it. A sixteenth of the others is
-computed anew, which finds those that were left out of steps or have outgrown what was expected of them. Rows that end within a few
-tokens of each other are one class, which ends at their mean: the peak is one look at some dozens of classes.
+A running row makes one token a step and has one less left, so that the sum of both stays. Counted from one step common to all, neither
+changes, and the curve is kept from plan to plan: rows that ended leave it, new rows join it. In each plan a sixteenth of the others is
+computed anew: this corrects rows that were left out of steps or outgrew their expected length. Rows that end within a few tokens of each
+other form a class that ends at their mean, so that the peak is found among some dozens of classes.
 
-A plan may be dropped and made again for the same step, without who has ended since. Its look then leaves nothing behind.
+A plan may be dropped and made again for the same step, without the requests that ended since. The update of the dropped plan is undone.
 """
 
 from __future__ import annotations
@@ -27,34 +27,34 @@ Row = tuple[float, float]
 """Tokens left and tokens known."""
 
 _Class = list[float]
-"""How many rows, and the sums of both."""
+"""Number of rows, and the sums of both values of `Row`."""
 
 
 class Curve:
-    """Of the rows that run. ``width``: tokens left that are of one class; ``anew``: steps within which each row is computed anew."""
+    """The KV curve of the running rows. ``width``: tokens left that a class spans; ``anew``: steps in which each row is computed anew."""
 
     def __init__(self, width: float = WIDTH, anew: int = ANEW) -> None:
         self._width, self._anew = width, anew
         self._step = 0
-        self._rows: dict[str, Row] = {}  # when each ends and what it knew, both at the first step; who was not looked at for longest first
+        self._rows: dict[str, Row] = {}  # tokens left and known, as of step 0; the row computed longest ago first
         self._classes: dict[int, _Class] = {}
-        self._before: tuple[dict[str, Row], dict[int, _Class]] | None = None  # this step's look; None: there was none
+        self._before: tuple[dict[str, Row], dict[int, _Class]] | None = None  # state before this step's `follow`; None: there was none
 
     def passed(self) -> None:
-        """Those that run have made a token each."""
+        """Each running row has made a token."""
         self._step += 1
 
     def keep(self) -> None:
-        """The step that was looked at has run."""
+        """The planned step has run: its `follow` stays."""
         self._before = None
 
     def take_back(self) -> None:
-        """The step that was looked at is planned again: the curve is as before the look."""
+        """The step is planned again: undo its `follow`."""
         if self._before is not None:
             (self._rows, self._classes), self._before = self._before, None
 
     def follow(self, running: Mapping[str, object], now: Callable[[str], Row]) -> None:
-        """These run. ``now``: of one of them. O(running), of which a sixteenth and those that are new are asked for."""
+        """Update to the rows that run. ``now``: current values of one, asked for new rows and a sixteenth of the others. O(running)."""
         self.take_back()
         self._before = dict(self._rows), _copied(self._classes)
         known = self._rows
@@ -68,9 +68,9 @@ class Curve:
             self._join(name, now(name))
 
     def peak_tokens(self, more: Sequence[Row], spare: float) -> float:
-        """The largest U_k of those that run and ``more``, at least 0. More requests never lower it.
+        """The largest U_k of the running rows and ``more``, at least 0. More requests never lower it.
 
-        ``spare``: tokens by which each holds more than it knows: half a block, without what it shares with others.
+        ``spare``: tokens that each holds beyond those it knows: half a block, less what it shares with others.
         """
         classes, joined = self._classes, dict[int, _Class]()
         for left, known in more:

@@ -1,7 +1,8 @@
 """Admission by the KV that rows are expected to hold together, instead of the most that each may hold at its end.
 
-The projection is a `Curve` over what each row has left by the median answer of its job. A row that has outgrown its median is thought to
-go on for 0.3 of what it has made. Where KV runs out all the same, the newest row gives its own up (`shortage`), and the `KvMargin` grows.
+The projection is a `Curve` over the tokens that each row has left, by the median answer of its job. A row that has outgrown its median is
+expected to go on for 0.3 of what it has made. Where KV runs out all the same, the newest row loses its own (`shortage`), and the `KvMargin`
+grows.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from harvester.policy.step.guarantee import opened
 from harvester.policy.step.view import StepView
 from harvester.policy.view import PolicyConfig, Running
 
-LEAST_LEFT = 16.0  # tokens that a row is thought to go on for at least
-LEFT_SHARE = 0.3  # of what it has made
-LOOK_AGAIN = 16  # tokens that those who run have made, after which a row that did not fit is tried again though nobody has ended
+LEAST_LEFT = 16.0  # minimum tokens that a row is expected to have left
+LEFT_SHARE = 0.3  # the same, as a share of what it has made
+LOOK_AGAIN = 16  # tokens made by running rows, after which a refused row is tried again though none has ended
 
 
 class _Length(NamedTuple):
-    """Of one row, in tokens. All floats: a list of numbers of one kind is sorted in half the time."""
+    """Lengths of one row, in tokens. All floats: a list of numbers of one kind is sorted in half the time."""
 
     prompt: float
     expected: float  # of its answer
@@ -35,7 +36,7 @@ class _Length(NamedTuple):
 
 
 class _Refused(NamedTuple):
-    """A row did not fit beside these."""
+    """A row that did not fit, and what it did not fit beside."""
 
     name: str
     rows: int
@@ -50,17 +51,17 @@ class Expected:
     def __init__(self, curve: Curve | None = None) -> None:
         self.lengths, self.margin = AnswerLengths(), KvMargin()
         self._curve = curve or Curve()
-        self._by_name: dict[str, _Length] = {}  # of rows, by the medians of ``_version``
+        self._by_name: dict[str, _Length] = {}  # lengths by row, from the medians of ``_version``
         self._version = 0
         self._kv_tokens = 0
         self._refused: _Refused | None = None
-        self._refused_before: tuple[_Refused | None] | None = None  # the plan of this step; None: there was none
+        self._refused_before: tuple[_Refused | None] | None = None  # ``_refused`` before this step's plan; None: no plan yet
 
     def blocks(self, row: OfflineRow) -> int:
         return row.blocks
 
     def space(self, view: StepView, batch: Batch, config: PolicyConfig) -> Space:
-        """The blocks are those that are free now, beside what running prompts will take."""
+        """The blocks are those that are free now, less what running prompts will take."""
         kept_slots, kept_blocks = kept(view, config)
         slots = view.max_seqs - kept_slots - len(view.running)
         pending = _pending(view, batch)
@@ -69,7 +70,7 @@ class Expected:
         return opened((max(slots, least[0]), max(free - kept_blocks, least[1])), view, batch, free, held)
 
     def admitted(self, rows: Iterable[OfflineRow], space: Space, view: StepView, batch: Batch, config: PolicyConfig) -> tuple[str, ...]:
-        """O(running); O(1) while the same row is refused. KV that rows share is counted only for those that come."""
+        """O(running); O(1) while the same row is refused. Shared KV is counted in full for new rows, and discounted for running ones."""
         self._take_back()
         self._kv_tokens = view.total_blocks * view.block_tokens
         waiting = iter(rows)
@@ -119,21 +120,21 @@ class Expected:
         self._refused_before = None
 
     def _take_back(self) -> None:
-        """A plan for this step that was dropped leaves nothing behind."""
+        """Undo an earlier plan for this step, which was dropped."""
         self._curve.take_back()
         if self._refused_before is not None:
             (self._refused,) = self._refused_before
         self._refused_before = (self._refused,)
 
     def _is_still_refused(self, name: str, view: StepView, batch: Batch, cap: float) -> bool:
-        """The rows that run have not changed but for getting longer, which changes the curve little, and there is no more KV for them."""
+        """Whether the row would not fit again: the same rows run, a little longer than before, and the cap has not risen."""
         before, now = self._refused, _refusal(name, view, batch, cap)
         if before is None or now[:3] != before[:3]:
             return False
         return now.cap <= before.cap and 0 <= now.context - before.context < LOOK_AGAIN
 
     def _cap_tokens(self, view: StepView, batch: Batch, config: PolicyConfig, held: tuple[int, int]) -> float:
-        """What the peak of the curve may be: all KV without chat's, the margin, and what is kept or the guarantee opens of that."""
+        """Maximum peak of the curve: all KV less chat's, the margin and the reserve, of which the guarantee may open a part."""
         blocks = (1.0 - self.margin.share) * view.total_blocks - _others(view, batch, held)
         cap = blocks - kept(view, config)[1]
         if view.guarantee is not None:
@@ -141,7 +142,7 @@ class Expected:
         return cap * view.block_tokens
 
     def _follow(self, view: StepView, batch: Batch) -> None:
-        """Tell the curve who runs, and whose KV is read back."""
+        """Update the curve to the rows that run and those whose KV is read back."""
         running, loading, lengths = view.running, view.loading_rows, self._by_name
         places = [*batch.decodes, *batch.prefills]
         found: dict[str, Running | None] = {one.name: one for one in map(running.__getitem__, places)}
@@ -172,14 +173,14 @@ class Expected:
 
 
 class _Queue:
-    """The first rows that wait, taken from their order as far as they are looked at, within the slots and blocks that there are."""
+    """The first waiting rows, taken lazily from their order, within the free slots and blocks."""
 
     def __init__(self, rows: Iterable[OfflineRow], space: Space) -> None:
         self.found: list[OfflineRow] = []
         self._rows, (self._slots, self._blocks) = iter(rows), space
 
     def reach(self, count: int) -> bool:
-        """Whether so many wait, and have slots and the KV of what they know so far."""
+        """Whether ``count`` rows wait, with slots and with KV for their tokens so far."""
         while len(self.found) < count and self._slots > 0:
             row = next(self._rows, None)
             if row is None or row.blocks > self._blocks:
@@ -191,7 +192,7 @@ class _Queue:
 
 
 def _left(length: _Length, tokens: int) -> float:
-    """Tokens that a row which knows so many is expected to make yet: at least some, the more the further it has outgrown the median."""
+    """Expected tokens left of a row that has ``tokens`` so far. At least a share of its answer, at most what its limit leaves."""
     prompt, expected, most = length
     emitted = tokens - prompt
     left, least = expected - emitted, LEFT_SHARE * emitted
@@ -217,20 +218,20 @@ def _pending(view: StepView, batch: Batch) -> int:
 
 
 def _held(view: StepView, batch: Batch) -> tuple[int, int]:
-    """KV blocks that offline requests count for themselves, and those in use that no online request that runs counts for itself."""
+    """KV blocks of offline requests by their own count, and all blocks in use less those that running online requests count."""
     offline = batch.final_blocks - batch.growth_blocks + sum(-(-tokens // view.block_tokens) for tokens in view.loading_rows.values())
     return offline, view.total_blocks - view.free_blocks - batch.chat_blocks
 
 
 def _others(view: StepView, batch: Batch, held: tuple[int, int]) -> int:
-    """KV blocks that are not for offline work: what chat that runs knows so far, and what is in use for who does not run."""
+    """KV blocks that are not for offline work: those of running chat, and those in use for requests that do not run."""
     chat = sum([-(-(view.running[place].context + view.running[place].step_tokens) // view.block_tokens) for place in batch.online])
     offline, whole = held
     return chat + max(0, whole - offline)
 
 
 def _shared_tokens(view: StepView, batch: Batch, held: tuple[int, int]) -> float:
-    """Tokens that an offline request shares with others, on average: blocks of a common prefix are there once."""
+    """Tokens that an offline request shares with others, on average: blocks of a common prefix exist only once."""
     offline, whole = held
     rows = len(batch.decodes) + len(batch.prefills) + len(view.loading_rows)
     return max(0, offline - whole) * view.block_tokens / rows if rows else 0.0

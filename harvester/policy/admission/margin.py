@@ -1,17 +1,17 @@
-"""How much of the KV is kept free because answers are longer than expected: raised while too much is computed again."""
+"""The share of KV that is kept free because answers may be longer than expected. It rises while too much is computed again."""
 
 from __future__ import annotations
 
 LEAST, MOST = 0.02, 0.3  # of all KV
-RECOMPUTED = 0.01  # of the offline tokens, what may be computed again
+RECOMPUTED = 0.01  # share of the offline tokens that may be computed again
 RAISED = 1.5
 LOWERED = 0.9
 
 
 class KvMargin:
-    """``share`` of the KV. It is judged whenever as many tokens were computed as the KV holds.
+    """``share``: of the KV. It is adjusted whenever as many offline tokens were computed as the KV holds.
 
-    It rises by half where more than a hundredth was computed again, and else falls by a tenth: four quiet turns undo one that was not.
+    It rises by half where more than a hundredth was computed again, and else falls by a tenth: four quiet rounds undo one rise.
     """
 
     def __init__(self) -> None:
@@ -19,7 +19,7 @@ class KvMargin:
         self._computed = self._recomputed = 0
 
     def ran(self, computed: int, recomputed: int, kv_tokens: int) -> None:
-        """A step computed so many offline tokens, so many of them again; the KV holds ``kv_tokens``."""
+        """A step computed ``computed`` offline tokens, ``recomputed`` of them again; the KV holds ``kv_tokens``."""
         self._computed += computed
         self._recomputed += recomputed
         if self._computed < kv_tokens:

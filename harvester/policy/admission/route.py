@@ -1,19 +1,19 @@
-"""Which replica a chat request is sent to: of two, the one whose first token is expected sooner; none that is silent."""
+"""Routing of chat: of two replicas, the one whose first token is expected sooner; none that does not respond."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Sequence
 
-ALIKE_S = 0.02  # predictions that differ by less are of the same load
-SILENT_S = 1.0  # a replica says at once that it takes a request; one that does not is gone, or too busy to be preferred
-ALIKE_SHARE = 0.2  # or by less than this share of the longer one: they are some tenths of a second old
+ALIKE_S = 0.02  # predictions that differ by less count as equal
+SILENT_S = 1.0  # a replica acknowledges a request at once; one that does not is gone, or too busy to be preferred
+ALIKE_SHARE = 0.2  # so do those within this share of the longer one: they are some tenths of a second old
 
 
 def ranked(expected_s: Sequence[float | None]) -> list[list[int]]:
-    """Places of ``expected_s`` in groups, best first. ``expected_s``: of each replica, until a first token; None: it has not said yet.
+    """Indices of ``expected_s`` in groups, best first. ``expected_s``: predicted TTFT of each replica; None: not reported yet.
 
-    Those of one group are alike as far as predictions go; who chooses among them goes by the requests that are open on each. A replica that
-    has said nothing stands with the best: it is new, and idle.
+    Predictions of one group count as equal: within it the caller chooses by open requests. A replica that has reported nothing is in the
+    best group: it is new, and idle.
     """
     known = [0.0 if wait_s is None else max(0.0, wait_s) for wait_s in expected_s]
     groups: list[list[int]] = []
@@ -30,11 +30,11 @@ def _alike(sooner_s: float, later_s: float) -> bool:
 
 
 class Silences:
-    """Replicas that were sent a request and have said nothing since, not even that they took it: their machines may be without power."""
+    """Replicas that have not even acknowledged a request since it was sent: their machines may be without power."""
 
     def __init__(self, patience_s: float = SILENT_S) -> None:
         self._patience_s = patience_s
-        self._since_s: dict[Hashable, float] = {}  # by replica, the first request sent after it was last heard
+        self._since_s: dict[Hashable, float] = {}  # by replica, when the first request was sent after it was last heard
 
     def sent(self, replica: Hashable, now_s: float) -> None:
         self._since_s.setdefault(replica, now_s)

@@ -1,4 +1,4 @@
-"""Which waiting offline requests are admitted: slots and KV blocks beside the reserve for arrivals."""
+"""Admission of waiting offline requests, into the slots and KV blocks that are free beside the reserve for arrivals."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ from harvester.policy.step.guarantee import opened
 from harvester.policy.step.view import StepView
 from harvester.policy.view import PolicyConfig
 
-MAX_PASSED = 64  # rows too large for now that are passed over in a step
+MAX_PASSED = 64  # rows too large for now that are skipped in a step
 
 Space = tuple[int, int]
 """Slots, and KV blocks as an admission counts them, that new offline requests may take."""
 
 
 class Admission(Protocol):
-    """A rule for the KV that offline requests are counted with. The first two are called in each step: O(running) at most."""
+    """How much KV an offline request is charged, and which are admitted. `blocks` and `space` run in each step: O(running) at most."""
 
     def blocks(self, row: OfflineRow) -> int:
-        """KV blocks that are counted for a waiting row."""
+        """KV blocks that a waiting row is charged."""
 
     def space(self, view: StepView, batch: Batch, config: PolicyConfig) -> Space:
-        """What may be taken at most. An idle engine always takes one."""
+        """The slots and KV blocks that new rows may take. An idle engine always admits one row."""
 
     def admitted(self, rows: Iterable[OfflineRow], space: Space, view: StepView, batch: Batch, config: PolicyConfig) -> tuple[str, ...]:
-        """Names of those of ``rows`` that are admitted within ``space``: the first ones, since one that does not fit keeps those behind it
-        out, or it would wait for ever. One that would not fit if no other row ran keeps nobody out: it waits for chat, not for them. May be
-        asked again for the same step."""
+        """Names of those of ``rows`` that are admitted within ``space``, in order. A row that does not fit blocks those behind it, or it
+        would wait for ever. One that would not fit even if no other row ran is skipped: it waits for chat, not for rows. May be called
+        again for the same step."""
 
     def ended(self, row: OfflineRow, answer_tokens: int | None) -> None:
-        """The row has ended by itself with so many tokens; None: it was aborted."""
+        """The row ended with ``answer_tokens``; None: it was aborted."""
 
     def ran(self, computed: int, recomputed: int) -> None:
-        """A step computed so many offline tokens, of which so many again because KV ran out."""
+        """A step computed ``computed`` offline tokens. ``recomputed``: tokens that are computed again because KV ran out."""
 
 
 class WorstCase:
-    """Every row is counted with the KV of its prompt and its longest allowed answer: a row that is admitted never lacks KV."""
+    """Charges each row the KV of its prompt and longest allowed answer: a row that is admitted never lacks KV."""
 
     def blocks(self, row: OfflineRow) -> int:
         return row.final_blocks
@@ -66,14 +66,14 @@ class WorstCase:
         return tuple(names)
 
     def ended(self, row: OfflineRow, answer_tokens: int | None) -> None:
-        """How long answers are changes nothing."""
+        """Answer lengths change nothing."""
 
     def ran(self, computed: int, recomputed: int) -> None:
         """KV never runs out for it."""
 
 
 def passing(rows: Iterable[OfflineRow], fits_alone: Callable[[OfflineRow], bool]) -> Iterator[OfflineRow]:
-    """Without the rows that would not fit if no other row ran: they keep nobody out. So many of them, and nobody looks further."""
+    """Skip rows that would not fit even if no other row ran, so that they block nobody. Ends after `MAX_PASSED` of them."""
     passed = 0
     for row in rows:
         if fits_alone(row):
@@ -83,12 +83,12 @@ def passing(rows: Iterable[OfflineRow], fits_alone: Callable[[OfflineRow], bool]
 
 
 def kept(view: StepView, config: PolicyConfig) -> Space:
-    """What is kept back for arrivals now. Where no chat has come for `PolicyConfig.reserve_s` it is nothing: the first arrival evicts."""
+    """The reserve in force now: nothing once no chat was open for `PolicyConfig.reserve_s`. The first arrival then preempts."""
     return reserved(view, config) if view.online_idle_s <= config.reserve_s else (0, 0)
 
 
 def reserved(view: StepView, config: PolicyConfig) -> Space:
-    """Slots and KV blocks kept for arrivals. Bursts get at most half of the engine: beyond that, evicting is the cheaper way."""
+    """Slots and KV blocks kept for arrivals. Bursts get at most half of the engine: beyond that, preempting is cheaper."""
     if view.reserve is None:
         return config.reserved_slots, int(config.reserved_kv * view.total_blocks)
     slots, blocks = view.reserve

@@ -1,6 +1,6 @@
-"""Who loses KV when the requests that run need more blocks than are free. An answer has become longer than was expected.
+"""Which rows are preempted when the running requests need more KV blocks than are free: an answer became longer than expected.
 
-vLLM would find out in the middle of the step, take the newest request by its arrival, and admit nobody.
+vLLM by itself would notice in the middle of the step, preempt the request that arrived last, and admit nobody.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from harvester.policy.view import EngineView
 
 
 def short_of_kv(view: EngineView, step: StepPlan, *, prompts: bool = True) -> tuple[int, ...]:
-    """Offline requests, by their places, that give up their KV so that the others can run: the newest first, as many as are needed.
+    """Places of the offline requests that give up their KV so that the others can run: the newest first, as many as are needed.
 
-    Nobody waits for ever. The oldest request that runs gives way to no other row, so that it makes a token in each step that it is in, and
-    ends; then the next one is the oldest. A row that gave way keeps the tokens it has made, and is admitted before those that never ran.
+    No row starves. The oldest running row gives way to no other row, so it makes a token in each step that it is in, and ends; then the
+    next one is the oldest. A row that gave way keeps the tokens it has made, and is admitted before those that never ran.
 
     ``prompts``: whether any request may compute more than one token.
     """
@@ -27,7 +27,7 @@ def short_of_kv(view: EngineView, step: StepPlan, *, prompts: bool = True) -> tu
         return ()  # a decode needs one block at most
     block_tokens, runs = view.block_tokens, [running[place] for place in step.run]
     if sum([-(-(one.context + one.step_tokens) // block_tokens) - one.blocks_now for one in runs]) <= free_blocks:
-        return ()  # though the step may have tokens for less
+        return ()  # enough for all of their tokens; the step may compute fewer
     needs = _needs(view, step)
     short = sum(needs.values()) - free_blocks
     if short <= 0:
@@ -44,14 +44,14 @@ def short_of_kv(view: EngineView, step: StepPlan, *, prompts: bool = True) -> tu
 
 
 def given_up(step: StepPlan, lost: Container[int]) -> StepPlan:
-    """The plan without those at ``lost``, who lose their KV. Nobody is admitted in such a step."""
+    """The plan with the requests at ``lost`` preempted. Nobody is admitted in such a step."""
     run, pause = ([place for place in part if place not in lost] for part in (step.run, step.pause))
     gone = [place for place in (*step.run, *step.pause) if place in lost]
     return replace(step, run=tuple(run), pause=tuple(pause), preempt=(*step.preempt, *gone), offline_slots=0, offline_blocks=0)
 
 
 def _needs(view: EngineView, step: StepPlan) -> dict[int, int]:
-    """KV blocks that each request in the step must get; a prompt as far as the step has tokens for it, in the order of the step."""
+    """KV blocks that each request in the step must get, by place. Prompts count as far as the step's tokens go, in the step's order."""
     left = min([bound for bound in (view.max_tokens, step.budget_tokens) if bound is not None], default=math.inf)
     needs: dict[int, int] = {}
     for place in step.run:
@@ -63,7 +63,7 @@ def _needs(view: EngineView, step: StepPlan) -> dict[int, int]:
 
 
 def yielding(view: EngineView, step: StepPlan) -> StepPlan:
-    """``step`` without its offline work, which keeps its KV: chat is about to be refused."""
+    """``step`` with its offline work paused, KV kept, because chat is about to be refused."""
     offline = [place for place in step.run if view.running[place].offline]
     run = tuple([place for place in step.run if not view.running[place].offline])
     pause = (*step.pause, *offline)

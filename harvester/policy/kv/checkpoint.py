@@ -2,7 +2,7 @@
 
 A checkpoint is worth its copy only where its request loses its KV. Nothing is copied while KV is plentiful. Below a threshold of free KV
 the number of requests covered grows with the pressure, as random early detection drops more packets the fuller its queue is. Requests are
-covered in the order in which they would lose their KV. Copies are as fast as it takes to be ready when the free blocks are used up.
+covered in the order in which they would lose their KV. Copies are just fast enough to be complete when the free blocks are used up.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from dataclasses import dataclass
 
 RISE, FALL = 0.5, 0.05  # weight of a step in the average pressure: quick to begin, slow to stop
 FILL = 0.1  # weight of a step in the average consumption
-FIRST_BLOCKS = 2  # a step, until the time of a copy is known
-ONLINE_SHARE = 0.02  # of the time of a step that holds online work, what copies beside it may add to it
-OFFLINE_SHARE = 0.25  # of one that holds none, and of one in which online work waits for its own copies
-LINK_SHARE = 0.5  # of any step, what copies beside it may take, however little it feels them
-CPU_COST, CUDA_COST = 1.0, 0.04  # of a copy's time, what the step beside it takes longer (docs/design/0018)
-WAIT_SHARE = 0.02  # of the time to first token, what a step may wait for the last blocks of the requests that make room in it
-MIN_WAITED = 4  # blocks, whatever they take
+FIRST_BLOCKS = 2  # copied in a step, until the time of a copy is known
+ONLINE_SHARE = 0.02  # maximum slowdown by copies of a step with online work, as a share of its time
+OFFLINE_SHARE = 0.25  # the same of a step without, and of one in which online work waits for its own copies
+LINK_SHARE = 0.5  # maximum copy time as a share of any step, however little the copies slow it
+CPU_COST, CUDA_COST = 1.0, 0.04  # slowdown of the concurrent step per second of copying (docs/design/0018)
+WAIT_SHARE = 0.02  # share of the TTFT SLO that a step may wait for the unsaved blocks of its victims
+MIN_WAITED = 4  # blocks that a step may always wait for
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """A running request. ``blocks``: full KV blocks that are computed; ``saved``: the first of them, which are on the host."""
+    """A running request. ``blocks``: full KV blocks that are computed; ``saved``: how many of them, from the first, are on the host."""
 
     name: str
     blocks: int
@@ -34,7 +34,7 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class CopyView:
-    """``requests`` in the order in which they would lose their KV, the first first."""
+    """``requests``: in the order in which they would lose their KV."""
 
     requests: Sequence[Holder]
     free_blocks: int
@@ -57,17 +57,17 @@ class Thresholds:
 
 
 def ramp(free: float, start: float, full: float) -> float:
-    """Share of the requests to cover where ``free`` of the KV is free: 0 from ``start`` on, 1 at ``full`` and below, a line between."""
+    """Share of the requests to cover where ``free`` of the KV is free: 0 from ``start`` on, 1 at ``full`` and below, linear between."""
     return min(1.0, max(0.0, (start - free) / (start - full)))
 
 
 def limit_blocks(step_s: float, slack_s: float, block_s: float | None, online: bool, cost: float = CPU_COST) -> int:
-    """Most blocks to copy beside a step of ``step_s``. ``slack_s``: left of what online requests are promised; ``block_s``: of one copy;
-    ``cost``: of a copy's time, what the step takes longer.
+    """Maximum blocks to copy during a step of ``step_s``. ``slack_s``: slack to the SLO; ``block_s``: seconds of one copy; ``cost``:
+    slowdown of the step per second of copying.
 
-    Copies add little to a step that holds online work and never more than its slack; more to one that holds none, where one block is
-    always allowed, so that copying never stands still. Where an online request waits for the copies they may add as much: each further
-    step costs it more than they cost the others. An engine that has not measured a copy begins with a few.
+    Copies may add little to a step with online work, and never more than its slack. They may add more to a step without, where one block is
+    always allowed, so that copying never stops. The same holds where an online request waits for the copies: each further step costs it
+    more than they cost the others. An engine that has not measured a copy begins with a few.
     """
     if block_s is None or block_s <= 0.0:
         return FIRST_BLOCKS if slack_s > 0.0 or not online else 0
@@ -76,12 +76,12 @@ def limit_blocks(step_s: float, slack_s: float, block_s: float | None, online: b
 
 
 def waited_blocks(ttft_s: float, block_s: float | None) -> int:
-    """Most blocks that a step waits for, of the requests that make room in it for an arrival whose first token is due in ``ttft_s``."""
+    """Maximum unsaved blocks of victims that a step waits for, when they make room for an arrival with this TTFT SLO."""
     return MIN_WAITED if not block_s else max(MIN_WAITED, int(WAIT_SHARE * ttft_s / block_s))
 
 
 class Coverage:
-    """Keeps the averages from step to step. One `plan` a step."""
+    """Chooses the blocks to copy; keeps averages from step to step. Call `plan` once a step."""
 
     def __init__(self, thresholds: Thresholds) -> None:
         self._thresholds = thresholds
@@ -96,9 +96,9 @@ class Coverage:
         return 1.0 - self._used
 
     def plan(self, view: CopyView) -> dict[str, int]:
-        """Blocks to copy of each request in this step, the first uncovered ones of each; O(requests).
+        """Number of blocks to copy by request in this step, from its first unsaved one; O(requests).
 
-        Together at most ``limit_blocks`` and ``room_blocks``, and none of a request that is covered.
+        In total at most ``limit_blocks`` and ``room_blocks``, and none of a request that is wholly saved.
         """
         self._observe(view)
         chosen = self._chosen(view)
@@ -122,9 +122,9 @@ class Coverage:
         self._blocks = {kept.name: kept.blocks for kept in view.requests}
 
     def _chosen(self, view: CopyView) -> list[Holder]:
-        """The first of each class by the ramp, and those that are begun while there is any pressure.
+        """The first requests of each class, as many as the ramp says, and partly saved ones while there is any pressure.
 
-        Online work from half way on, where KV that offline work holds counts as free: chat takes it first.
+        The ramp of online work begins midway between the thresholds. KV of offline work counts as free there: chat takes it first.
         """
         start, full = self._thresholds.start, self._thresholds.full
         offline = [kept for kept in view.requests if kept.offline]
@@ -139,7 +139,7 @@ class Coverage:
         return chosen
 
     def _speed(self, backlog: int, free_blocks: int) -> int:
-        """Blocks a step: what fills up meanwhile, and of the backlog so much that it is done when the free blocks are used up."""
+        """Blocks per step: those that fill up meanwhile, and enough of the backlog to finish it when the free blocks are used up."""
         return math.ceil(self._filled + backlog * max(1.0, self._filled) / max(1, free_blocks)) if backlog > 0 else 0
 
 
@@ -148,10 +148,10 @@ def _average(average: float, value: float) -> float:
 
 
 def to_save(blocks: int, saved: int, tail_tokens: int, limit_blocks: int) -> tuple[int, bool]:
-    """What a request that loses its KV now may still save: how many of its uncovered full blocks, and whether the partly filled one.
+    """What a request that loses its KV now may still save: how many of its unsaved full blocks, and whether the partly filled one.
 
-    The step waits for these copies, so they are few: more than ``limit_blocks`` is the extreme case, in which the rest is discarded.
-    The partly filled block is of use only behind all others.
+    The step waits for these copies, so there are at most ``limit_blocks``; any further blocks are discarded. The partly filled block is
+    of use only behind all others.
     """
     missing = max(0, blocks - saved)
     full = min(missing, limit_blocks)

@@ -1,7 +1,7 @@
-"""The host blocks that hold checkpoints: which KV block is in which, whose it is, and which is given up when memory runs out.
+"""The pool of host blocks (slots) for checkpoints: which KV block is in which slot, who owns it, and which is evicted when memory runs out.
 
-Of each owner (a request) the first so many KV blocks are held, never one behind a gap: a checkpoint is read from its beginning. Requests
-with a common prefix share its blocks. A slot that is being written or read is not given away, even when its last owner has gone.
+For each owner (a request) the pool holds its first KV blocks, never one behind a gap: a checkpoint is read from its beginning. Requests
+with a common prefix share its blocks. A slot that is being written or read is not reused, even when its last owner has gone.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class _Slot(Generic[K]):
     ready: bool = False  # written
     readers: int = 0
     owners: dict[str, None] = field(default_factory=dict)
-    gone: bool = False  # not to be found any more; free when nobody writes or reads it
+    gone: bool = False  # no longer found by its key; freed when nobody writes or reads it
 
     @property
     def busy(self) -> bool:
@@ -34,7 +34,7 @@ class HostPool(Generic[K]):
     def __init__(self, slots: int) -> None:
         self._all = slots
         self.withheld = 0  # of the free slots, those that there is no memory for at present
-        self.evicted = 0  # blocks given up for want of memory, in all
+        self.evicted = 0  # total blocks evicted for lack of memory
         self._free = list(range(slots - 1, -1, -1))  # the lowest first: memory is taken as far as the highest used
         self._found: dict[K, _Slot[K]] = {}
         self._slots: dict[int, _Slot[K]] = {}  # all that are not free
@@ -55,7 +55,7 @@ class HostPool(Generic[K]):
         return len(self._owned)
 
     def held(self, owner: str) -> int:
-        """How many blocks, from its first, are held for it, written or not."""
+        """Number of the owner's blocks that are held, from its first, written or not."""
         return len(self._owned.get(owner, ()))
 
     def state(self, key: K) -> bool | None:
@@ -69,14 +69,14 @@ class HostPool(Generic[K]):
         return len(self._free) - self.withheld + sum(1 for key, slot in self._found.items() if key not in kept and not slot.busy)
 
     def touch(self, owner: str) -> None:
-        """It was used just now."""
+        """Mark the owner as the most recently used."""
         if owner in self._owned:
             self._owned.move_to_end(owner)
 
     def store(self, owner: str, keys: Sequence[K], protected: Iterable[str] = ()) -> dict[K, int] | None:
-        """Hold the owner's next blocks. The slots to write, without those of blocks that are here already; None where memory is short.
+        """Hold the owner's next blocks. Returns the slots to write, without those of blocks that are here already; None: memory is short.
 
-        The owner's own blocks, those of ``protected`` owners and those given are not given up for it.
+        It evicts no blocks of the owner itself or of ``protected`` owners, and none of ``keys``.
         """
         new = [key for key in dict.fromkeys(keys) if key not in self._found]
         if len(new) > len(self._free) - self.withheld:
@@ -103,7 +103,7 @@ class HostPool(Generic[K]):
             self._settle(slot)
 
     def load(self, owner: str, keys: Iterable[K]) -> list[int]:
-        """The slots to read, which stay until `loaded`. All must be written."""
+        """The slots to read, which are pinned until `loaded`. All must be written."""
         self.touch(owner)
         slots = [self._found[key] for key in keys]
         for slot in slots:
@@ -121,25 +121,25 @@ class HostPool(Generic[K]):
             self._settle(slot)
 
     def forget(self, owner: str, key: K) -> None:
-        """The owner has no use for this block and what it holds behind it."""
+        """Drop the owner's claim to this block and to all of its blocks behind it."""
         if key in self._owned.get(owner, ()):
             self._truncate(owner, key)
 
     def release(self, owner: str) -> None:
-        """It ended. What nobody else owns is free at once, or when it is written and read."""
+        """The owner ended. Blocks that nobody else owns are free at once, or once they are written and read."""
         for key in reversed(list(self._owned.pop(owner, ()))):
             slot = self._found[key]
             del slot.owners[owner]
             self._orphan(slot)
 
     def clear(self) -> None:
-        """Forget everything, the copies on their way too: their ends must not be told."""
+        """Forget everything, copies in flight too: `stored` and `loaded` must not be called for those."""
         withheld = self.withheld
         self.__init__(self._all)  # type: ignore[misc]
         self.withheld = withheld
 
     def _evict(self, count: int, protected: set[str], keep: set[K]) -> None:
-        """Give up ``count`` slots, if there are so many, of the least recently used owners, from the end of each."""
+        """Evict up to ``count`` slots: of the least recently used owners, from the last block of each."""
         goal = len(self._free) + count
         for owner in [owner for owner in self._owned if owner not in protected]:
             own = self._owned[owner]
@@ -154,7 +154,7 @@ class HostPool(Generic[K]):
                 return
 
     def _drop(self, slot: _Slot[K]) -> None:
-        """Nobody may find it any more."""
+        """Remove the block from all of its owners, so that nobody finds it any more."""
         for owner in list(slot.owners):
             self._truncate(owner, slot.key)
 

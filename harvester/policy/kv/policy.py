@@ -1,4 +1,4 @@
-"""What happens to the KV of requests that may lose it: which blocks are copied to the host, and who gives KV up for whom."""
+"""The checkpoint policy: which KV blocks are copied to the host, and which online requests give up KV for others."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from harvester.policy.view import Copies, EngineView, Running
 from harvester.policy.waiting import Waiting
 
 AVERAGE = 0.1  # weight of the newest step
-MAX_GAP_S = 5.0  # two steps further apart had something else between them
+MAX_GAP_S = 5.0  # a longer gap between two steps does not count as step time
 
 
 Turns = Callable[[Collection[str]], Mapping[str, float]]
-"""Seconds until each of these is scheduled next; one that is left out cannot tell."""
+"""Seconds until each of the given requests is scheduled next; one that is left out is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class CopyState:
-    """What an engine has copied, while a step runs. ``holders``: running requests in the order in which they would lose their KV.
+    """Checkpoints of an engine while a step runs. ``holders``: running requests in the order in which they would lose their KV.
 
     ``room_blocks``: most that the host has memory for. ``block_s``: seconds of one copy, as measured since the last call; None: none ended.
     """
@@ -35,24 +35,24 @@ class CopyState:
 
 
 class KvPolicy(Protocol):
-    """Asked once a step each: `swap_out` and `copies` for its plan, `cover` while it runs."""
+    """Called once a step each: `swap_out` and `copies` for its plan, `choose_copies` while it runs."""
 
     @property
     def max_waited(self) -> int:
-        """Most KV blocks that a step waits for, of the requests that lose theirs in it."""
+        """Maximum unsaved KV blocks of its victims that a step waits for."""
 
     def swap_out(self, view: EngineView, ranks: Mapping[str, int], turns_s: Turns) -> tuple[int, ...]:
-        """Places of the running online requests that give their KV up for the first that waits. ``turns_s``: see `OnlineOrder`."""
+        """Places of the running online requests that give up their KV for the first that waits. ``turns_s``: `OnlineOrder.next_turn_s`."""
 
     def copies(self, view: EngineView, ranks: Mapping[str, int], limit_s: float, alone: bool) -> Copies | None:
         """What to copy beside a step that may last ``limit_s``. ``alone``: it holds no online work. None: there are no checkpoints."""
 
-    def cover(self, state: CopyState) -> None:
+    def choose_copies(self, state: CopyState) -> None:
         """Choose what the next step copies."""
 
 
 class NoCheckpoints:
-    """KV that is lost is computed again."""
+    """No checkpoints: KV that is lost is computed again."""
 
     max_waited = 0
 
@@ -62,22 +62,22 @@ class NoCheckpoints:
     def copies(self, view: EngineView, ranks: Mapping[str, int], limit_s: float, alone: bool) -> Copies | None:
         return None
 
-    def cover(self, state: CopyState) -> None:
+    def choose_copies(self, state: CopyState) -> None:
         """Nothing is copied."""
 
 
 class Checkpoints:
     """Incremental checkpoints under memory pressure (ConServe 4.4), and proactive swapping of online requests (FastServe 4.2).
 
-    ``cost``: slowdown of the concurrent step per second of copying. ``ttft_s``: promised. ``wait_blocks``: most blocks that a step waits
-    for; None: a share of ``ttft_s``.
+    ``cost``: slowdown of the concurrent step per second of copying. ``ttft_s``: the TTFT SLO. ``wait_blocks``: maximum unsaved blocks of
+    victims that a step waits for; None: as many as take a share of ``ttft_s``.
     """
 
     def __init__(self, thresholds: Thresholds, cost: float, ttft_s: float, wait_blocks: int | None = None) -> None:
         self._coverage = Coverage(thresholds)
         self._cost, self._ttft_s, self._wait_blocks = cost, ttft_s, wait_blocks
         self._grants: Mapping[str, int] = {}
-        self._limit = 0  # blocks beside the step planned last
+        self._limit = 0  # maximum blocks to copy during the step planned last
         self._step_s = 0.0
         self._block_s: float | None = None
         self._sent_s: float | None = None
@@ -106,7 +106,7 @@ class Checkpoints:
             return Copies(self._grants, None, None, self.max_waited)
         return Copies(self._grants, awaited if view.loading_online else max(1, self._limit), awaited, self.max_waited)
 
-    def cover(self, state: CopyState) -> None:
+    def choose_copies(self, state: CopyState) -> None:
         if self._sent_s is not None and state.now_s - self._sent_s < MAX_GAP_S:
             self._step_s += AVERAGE * (state.now_s - self._sent_s - self._step_s)
         self._sent_s = state.now_s if state.holders else None

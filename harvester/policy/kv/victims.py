@@ -1,4 +1,4 @@
-"""Whose KV goes first.
+"""The order in which requests lose their KV, and the victims of a step.
 
 Offline work gives way to online work. Among offline requests the one that loses least gives way first, the newest of equals; among online
 requests the one whose turn comes last. Checkpoints cover requests in the same order (FastServe 4.2, ConServe 4.4).
@@ -13,7 +13,7 @@ from harvester.policy.step.view import StepView
 
 
 def in_order_of_loss(names: Sequence[str], offline: Container[str], ranks: Mapping[str, int]) -> list[int]:
-    """Places in ``names``, running requests, oldest first, in the order in which they would lose their KV.
+    """Places in ``names`` (running requests, oldest first), in the order in which they would lose their KV.
 
     Those in ``offline`` come first, newest first; then the online ones, the last in their order first.
     """
@@ -23,15 +23,15 @@ def in_order_of_loss(names: Sequence[str], offline: Container[str], ranks: Mappi
 
 
 def victims(view: StepView, batch: Batch) -> frozenset[int]:
-    """Offline requests to preempt, as many as the waiting online ones lack slots or blocks: who loses least first, then the newest.
+    """Places of the offline requests to preempt, until the waiting online ones have slots and blocks: least loss first, then the newest.
 
-    A request loses the blocks that are not saved, but for the few that the step waits for. ``batch``: `batch_of` all that run.
+    A request's loss is its unsaved blocks beyond the few that the step waits for. ``batch``: `batch_of` all running requests.
     """
     if view.online_waiting == 0 or not (batch.decodes or batch.prefills):
         return frozenset()
     running = view.running
     slots = view.online_waiting - (view.max_seqs - len(running))
-    # Those that run take their blocks first: an engine that lacks one of them for a running request admits nobody in that step.
+    # Running requests take their blocks first: an engine that lacks a block for one of them admits nobody in that step.
     blocks = view.online_waiting_blocks + batch.step_blocks - view.free_blocks
     if slots <= 0 and blocks <= 0:
         return frozenset()

@@ -1,8 +1,8 @@
-"""What chat would have had without batch work: its first tokens and gaps, by the latency model's account of each step.
+"""Estimates chat's first-token times and gaps without batch work, from the latency model's prediction for each step.
 
-A step that holds both takes longer than its online work alone would: the rest is delay. Who waits for a first token is delayed by that part
-of every step that it waits through. What those ahead of it were delayed before it came counts too: without batch work it would have found
-a shorter queue. With that account the chat that nobody promised a number to is kept within a factor of what it would have had.
+A step that holds both takes longer than its online work alone would: the rest is delay. A request that awaits its first token is delayed by
+that part of every step that it waits through. The earlier delay of the requests ahead of it counts too: without batch work it would have
+found a shorter queue. By this account, chat without an SLO is kept within a factor of its time without batch work.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
-MIN_STALE = 64  # entries of requests that are awaited no more; fewer are not worth a new heap
-RECENT = 8  # arrivals whose shortest prompt counts
+MIN_STALE = 64  # heap entries of requests that are awaited no more; fewer are not worth a rebuild
+RECENT = 8  # latest arrivals, of which the shortest prompt counts
 
 
 @dataclass(slots=True)
 class _Awaited:
-    """An online request without its first token. ``delayed_s``: of those ahead of it when it came, and of itself.
+    """An online request without its first token. ``delayed_s``: its own delay, and that inherited from requests ahead of it.
 
-    Once it is not new, the delay of all steps (`ChatAlone._delay_s`) comes to that.
+    Once it is no longer new, its whole delay is ``delayed_s`` plus that of all steps (`ChatAlone._delay_s`).
     """
 
     arrived_s: float
@@ -33,7 +33,7 @@ class ChatTimes:
     """Sums over first tokens, and over gaps between tokens: seconds that they took, and seconds that they would have taken alone."""
 
     first_tokens: int = 0
-    gone: int = 0  # ended without one
+    gone: int = 0  # ended without a first token
     ttft_s: float = 0.0
     ttft_alone_s: float = 0.0
     gaps: int = 0
@@ -42,11 +42,10 @@ class ChatTimes:
 
 
 class ChatAlone:
-    """Of one brain. A step costs O(requests that came or got their first token in it), whatever number waits.
+    """The delays of one brain's chat. A step costs O(requests that came or got their first token in it), however many wait.
 
-    ``max_slowdown``: what a first token may take, as a multiple of what it would have taken alone; None: no bound. ``prefill_s``: what the
-    shortest prompt of the last arrivals took; None before there was one. A mean would let one long prompt among many short ones speak for
-    all of them.
+    ``max_slowdown``: maximum time of a first token, as a multiple of its time without batch work; None: no bound. ``prefill_s``: predicted
+    time of the shortest prompt of the last arrivals; None before the first. A mean would be dominated by one long prompt among many short.
     """
 
     def __init__(self, max_slowdown: float | None = None) -> None:
@@ -55,17 +54,17 @@ class ChatAlone:
         self.prefill_s: float | None = None
         self._prefills_s: deque[float] = deque(maxlen=RECENT)
         self._awaited: dict[str, _Awaited] = {}
-        self._new: dict[str, _Awaited] = {}  # of those, who may have come in the middle of the step that runs
+        self._new: dict[str, _Awaited] = {}  # those of them that may have come in the middle of the running step
         self._delay_s = 0.0  # of all steps so far
-        self._ahead_s = 0.0  # of all that are awaited
-        self._last = (0.0, 0.0, 0.0)  # the last step: from, until, delay a second
-        self._busy_delay_s = 0.0  # since somebody has awaited a first token, without a break
-        self._behind: list[tuple[float, str]] = []  # a heap of those that are not new, the one most behind first
+        self._ahead_s = 0.0  # prompt time of all that are awaited
+        self._last = (0.0, 0.0, 0.0)  # the last step: start, end, delay per second
+        self._busy_delay_s = 0.0  # since the last time that nobody awaited a first token
+        self._behind: list[tuple[float, str]] = []  # a heap of those that are no longer new, the furthest behind first
 
     def arrive(self, name: str, prefill_s: float, arrived_s: float) -> None:
-        """An online request waits for its first token, since ``arrived_s``, which may be in the step before.
+        """An online request has awaited its first token since ``arrived_s``, which may lie within the previous step.
 
-        ``prefill_s``: what its prompt takes.
+        ``prefill_s``: predicted time of its prompt.
         """
         self._prefills_s.append(prefill_s)
         self.prefill_s = min(self._prefills_s)
@@ -83,11 +82,11 @@ class ChatAlone:
         self.times.gone += self._take(name) is not None
 
     def ran(self, seconds: float, alone_s: float, first_tokens: Iterable[str], gaps: int, now_s: float) -> None:
-        """A step took ``seconds`` until ``now_s``, of which its online work would have taken ``alone_s``.
+        """A step took ``seconds`` and ended at ``now_s``; its online work alone would have taken ``alone_s``.
 
-        ``first_tokens``: whose first token it made. ``gaps``: how many online requests made another one.
+        ``first_tokens``: requests that got their first token. ``gaps``: number of online requests that got a further token.
         """
-        delay = max(0.0, seconds - alone_s) / seconds if seconds > 0.0 else 0.0  # a second of it
+        delay = max(0.0, seconds - alone_s) / seconds if seconds > 0.0 else 0.0  # per second of the step
         self._last = now_s - seconds, now_s, delay
         if self._awaited:
             self._busy_delay_s += delay * seconds
@@ -104,9 +103,9 @@ class ChatAlone:
         self.times.gap_alone_s += gaps * (1.0 - delay) * seconds
 
     def debt_s(self, now_s: float) -> float:
-        """By how much the most delayed first token is behind ``max_slowdown`` times what it would have taken so far; at least 0.
+        """Seconds by which the furthest-behind request exceeds ``max_slowdown`` times its wait without batch work; at least 0.
 
-        What delays all alike changes nothing about who that is, so that those who have waited through a step stay in one heap.
+        A delay common to all does not change which request that is: those that have waited through a step stay in one heap.
         """
         if self._more is None:
             return 0.0

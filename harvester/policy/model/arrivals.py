@@ -31,7 +31,7 @@ class _Estimate:
 
 
 class ArrivalRate:
-    """The time between arrivals, as an exponential average; longer where the quiet since the last one already is."""
+    """Exponential average of the time between arrivals, and at least the time since the last one."""
 
     def __init__(self) -> None:
         self._last_s: float | None = None
@@ -51,17 +51,17 @@ class ArrivalRate:
 
 
 class BurstReserve:
-    """Bursts of online arrivals: those within ``window_s`` of a burst's first one are one burst.
+    """Reserve for bursts of online arrivals. A burst: all arrivals within ``window_s`` of its first one.
 
-    The reserve is the usual burst and twice its deviation, at once as large as the burst going on; it halves in each ``half_life_s``
-    of quiet. Times are of one monotonic clock.
+    The reserve is the average burst plus twice its deviation, and never less than the current burst. It halves in each ``half_life_s``
+    without arrivals. Times are of one monotonic clock.
     """
 
     def __init__(self, window_s: float = 1.0, half_life_s: float = 60.0, slots: int = 0, blocks: int = 0) -> None:
         """``slots`` and ``blocks``: the reserve until the first burst is over."""
         self._window_s, self._half_life_s = window_s, half_life_s
         self._slots, self._blocks = _Estimate(slots), _Estimate(blocks)
-        self._began_s: float | None = None  # the burst going on; None: none yet
+        self._began_s: float | None = None  # start of the current burst; None: none yet
         self._last_s = 0.0
         self._burst = (0, 0)
 
@@ -91,5 +91,5 @@ class BurstReserve:
         self._burst = (0, 0)
 
     def _kept(self, now_s: float) -> float:
-        """The share of an estimate that the quiet since the last arrival leaves."""
+        """The share of an estimate that is left after the time since the last arrival."""
         return float(0.5 ** (max(0.0, now_s - self._last_s - self._window_s) / self._half_life_s))

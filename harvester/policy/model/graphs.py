@@ -18,7 +18,7 @@ class GraphSizes:
     """Tokens of the captured graphs, ascending.
 
     ``decode``: for steps of decodes alone, one token a sequence. ``mixed``: for any step. Either may be empty, not both: a machine without
-    graphs has no `GraphSizes`. Raises `ValueError` for sizes that are not so.
+    graphs has no `GraphSizes`. Raises `ValueError` where both are empty, or sizes are not positive and ascending.
     """
 
     decode: tuple[int, ...]
@@ -34,7 +34,8 @@ class GraphSizes:
     def padded(self, prefill_tokens: int, decode_seqs: int) -> tuple[int, int]:
         """How the step runs (`DECODE`, `MIXED` or `EAGER`), and the tokens that it computes.
 
-        More tokens of one sort never run as an earlier kind nor as fewer tokens. Prompt tokens beside decodes run as no earlier kind.
+        More tokens of a sort that the step holds never give an earlier kind or fewer tokens. The first prompt tokens beside decodes never
+        give an earlier kind.
         """
         tokens = prefill_tokens + decode_seqs
         if not prefill_tokens and self.decode and tokens <= self.decode[-1]:

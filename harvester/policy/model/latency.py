@@ -1,11 +1,11 @@
-"""How long a step takes, learnt from the steps that were run (ConServe 4.5), and how far that can be trusted.
+"""The latency model: predicts step time, fitted to the steps that were run (ConServe 4.5), and tracks its error.
 
     seconds = c0 + c1 tokens + hinges in tokens + c5 prefill attention + c6 decode context + c7 sequences
               + c8 if the step is no graph of decodes alone + c9 if it is no graph + closer hinges in tokens,   every c >= 0
 
 With no negative coefficient the time never falls as a step grows, so that a budget can be found by bisection. The hinges make it convex: a
-GPU takes nearly the same time up to a few hundred tokens, then time in proportion. The second line is there on a machine with CUDA graphs
-only. Tokens are then those that the step is padded to, and its time is a staircase with a jump from one kind of step to the next.
+GPU takes nearly the same time up to a few hundred tokens, then time in proportion. The second line applies only to machines with CUDA
+graphs. Tokens are then those that the step is padded to, and its time is a staircase with a jump from one kind of step to the next.
 
 The fit is least squares of the relative error with exponential forgetting, on normal equations. Plans use `LatencyModel.bound`: the
 prediction times the P99 of actual over predicted in the last steps. A noisy machine or a wrong profile makes that margin large, which costs
@@ -33,20 +33,20 @@ class LatencyModel:
     """Step time over step load. Not thread-safe; `observe` is called once a step and takes some microseconds.
 
     ``graphs``: the CUDA graphs of the machine that runs the steps; None: it has none.
-    Ready after ``READY_STEPS`` steps, or ``CHECK_STEPS`` where it began from a profile: one made on another machine is found out first.
+    Ready after ``READY_STEPS`` steps, or ``CHECK_STEPS`` where it began from a profile, so that one of another machine is detected first.
     """
 
     READY_STEPS = 64
     CHECK_STEPS = 16
     WARM_UP_STEPS = 32  # without a profile: the errors of the first fits say nothing about later ones
-    KIND_STEPS = 8  # so many of a kind teach before they count as errors
+    KIND_STEPS = 8  # the first steps of a kind are fitted, but their errors do not count
     MEMORY_STEPS = 512.0  # an observation this old weighs 1/e of a new one
-    PROFILE_STEPS = 128.0  # what a loaded profile weighs at most, in steps
+    PROFILE_STEPS = 128.0  # maximum weight of a loaded profile, in steps
     ERROR_STEPS = 256  # window of the error
-    ALIKE_STEPS = 32  # fewest steps of one length that tell their own error
+    ALIKE_STEPS = 32  # minimum steps of similar length for a margin of their own
     MAX_MARGIN = 8.0
     REFIT_STEPS = 4
-    SPEED_CHANGE = 1.5  # a median error beyond this factor, either way, is a machine that changed its pace
+    SPEED_CHANGE = 1.5  # a median error beyond this factor, either way, means that the machine changed its speed
 
     def __init__(self, graphs: GraphSizes | None = None) -> None:
         self.graphs = graphs
@@ -58,11 +58,11 @@ class LatencyModel:
         self._steps = 0
         self._unready_steps, self._warm_up_steps = self.READY_STEPS, self.WARM_UP_STEPS
         self._max_tokens = 0
-        self._kinds: dict[tuple[int, int, bool], int] | None = {}  # steps by sizes, and whether a graph; None: a profile knows all
+        self._kinds: dict[tuple[int, int, bool], int] | None = {}  # steps seen, by `_kind`; None: a profile covers all kinds
         self._ratios: deque[tuple[float, float]] = deque()  # predicted seconds, actual over predicted
         self._sorted: list[float] = []
         self._latest: deque[float] = deque(maxlen=self.CHECK_STEPS)
-        self._margins: dict[int, float] = {}  # by length, kept for a few steps
+        self._margins: dict[int, float] = {}  # by step length, cached for a few steps
 
     @property
     def coefficients(self) -> tuple[float, ...]:
@@ -74,22 +74,22 @@ class LatencyModel:
 
     @property
     def reach_tokens(self) -> int:
-        """Most tokens of a step for which a prediction is more than a guess: twice what a step has held."""
+        """Tokens of the largest step whose prediction is more than a guess: twice the largest step seen."""
         return 2 * self._max_tokens
 
     @property
     def margin(self) -> float:
-        """What `bound` multiplies a prediction with."""
+        """The factor by which `bound` multiplies a prediction."""
         return min(max(self.error()[1], 1.0), self.MAX_MARGIN) if self._sorted else self.MAX_MARGIN
 
     def margin_at(self, seconds: float) -> float:
-        """The margin for steps of about ``seconds``: from those of a sixth to twice that length, or `margin` where they are few.
+        """The margin for steps of about ``seconds``: by the errors of steps of a sixth to twice that length, or `margin` where few.
 
         A stall of some ms is a large error of a short step and a small one of a long step, and budgets are made for long ones.
         """
         if seconds <= 0.0:
             return self.margin
-        length = round(2.0 * math.log2(seconds))  # lengths are told apart by factors of 1.4: this is asked several times a step
+        length = round(2.0 * math.log2(seconds))  # rounded to factors of 1.4 for the cache: this is called several times a step
         if length not in self._margins:
             middle_s = 2.0 ** (length / 2.0)
             alike = sorted(ratio for predicted, ratio in self._ratios if middle_s / 6 <= predicted <= 2 * middle_s)
@@ -103,24 +103,24 @@ class LatencyModel:
         return predict_with(self._coefficients, load, self.graphs)
 
     def high_s(self, load: StepLoad) -> float | None:
-        """Seconds that 99 of 100 such steps stay within, by the errors of steps of about that length; None before the model is ready."""
+        """P99 of the step's seconds, by the errors of steps of about that length; None before the model is ready."""
         if not self.ready:
             return None
         predicted_s = self.predict(load)
         return predicted_s * self.margin_at(predicted_s)
 
     def median_s(self, load: StepLoad) -> float | None:
-        """Seconds that the step takes as often more as less; None before the model is ready."""
+        """Median of the step's seconds; None before the model is ready."""
         return self.predict(load) * self.error()[0] if self.ready else None
 
     def bound(self, load: StepLoad) -> float:
-        """Seconds that 99 of 100 such steps stay within, as far as the last ``ERROR_STEPS`` steps tell."""
+        """P99 of the step's seconds, by the errors of the last ``ERROR_STEPS`` steps."""
         return self.margin * self.predict(load)
 
     def error(self) -> tuple[float, float]:
         """P50 and P99 of actual over predicted seconds in the last steps; (1, 1) before there are any.
 
-        The P99 is the one of the next step: the value that rank 0.99 (n + 1) names, the largest where n is below 99.
+        The P99 is that of the next step: the value at rank 0.99 (n + 1), or the largest where n is below 99.
         """
         n = len(self._sorted)
         if n == 0:
@@ -128,7 +128,7 @@ class LatencyModel:
         return self._sorted[n // 2], self._sorted[min(n, math.ceil(0.99 * (n + 1))) - 1]
 
     def observe(self, load: StepLoad, seconds: float) -> None:
-        """Learn from a step that took ``seconds``. Empty steps and times that are no positive number are left out.
+        """Learn from a step that took ``seconds``. Empty steps and times that are not positive and finite are ignored.
 
         A stall of a second moves the fit by less than one ordinary step does: a row weighs 1 / max(actual, predicted) squared.
         """
@@ -145,7 +145,7 @@ class LatencyModel:
             self._refit(sweeps=16 if is_new or not self.ready else 2)
 
     def knows(self, load: StepLoad) -> bool:
-        """Whether steps of its kind were seen, or a profile tells of them. What is predicted of others may be off by a factor of ten."""
+        """Whether enough steps of its kind were seen, or a profile covers it. Predictions of other kinds may be off by a factor of ten."""
         return self._kinds is None or self._kinds.get(self._kind(load), 0) >= self.KIND_STEPS
 
     def _kind(self, load: StepLoad) -> tuple[int, int, bool]:
@@ -153,10 +153,10 @@ class LatencyModel:
         return load.prefill_tokens.bit_length(), load.decode_seqs.bit_length(), eager
 
     def _seen(self, load: StepLoad) -> float:
-        """Steps of its kind before this one, which is counted; inf after a profile. What is said of a new kind is a guess, which tells of
-        no change of pace.
+        """Count this step. Returns the number of earlier steps of its kind; inf with a profile.
 
-        Long steps of offline work hardly show what the shortest take: until the fit has seen a few of those it is far off, for both.
+        The prediction of a new kind is a guess: its error is no sign that the machine's speed changed. Long offline steps say little about
+        the shortest steps: until the fit has seen a few of those it is far off, for both.
         """
         if self._kinds is None:
             return math.inf
@@ -202,9 +202,9 @@ class LatencyModel:
                 self._change_speed(median)
 
     def _change_speed(self, factor: float) -> None:
-        """A machine that slows down does so for every kind of step, also those not run since: old evidence is scaled, not dropped.
+        """Scale the fit by ``factor``. A slower machine is slower for every kind of step, also those not run since: so nothing is dropped.
 
-        The errors stay in their window: a machine that changes its pace once may do so again.
+        The errors stay in their window: a machine that changes its speed once may do so again.
         """
         self._rescale(1.0 / (factor * factor), 1.0 / factor)
         self._coefficients = [value * factor for value in self._coefficients]

@@ -1,20 +1,20 @@
-"""How long the answers of a job are: the median of its own finished rows, by how long their prompts were."""
+"""Predicts answer lengths of a job: the median of its own finished rows, by prompt length."""
 
 from __future__ import annotations
 
 from harvester.policy.model.recent import Recent
 
-MIN_ROWS = 20  # fewer say nothing
-MAX_ROWS = 400  # the newest that a median is taken of
-MAX_JOBS = 64  # the last ones that rows ended of are remembered
-TOLD_ANEW = 0.05  # a median that has moved by so much is told anew: what was derived from it holds longer
+MIN_ROWS = 20  # minimum for a median
+MAX_ROWS = 400  # newest rows that a median is taken over
+MAX_JOBS = 64  # jobs kept: those whose rows ended last
+TOLD_ANEW = 0.05  # relative change at which a new median is published, so that values derived from it stay valid for longer
 
 
 class AnswerLengths:
-    """Medians of answer tokens. Rows of one job share a template, so that those done say how long the others will be.
+    """Medians of answer tokens. Rows of one job share a template, so finished rows predict the length of the others.
 
-    Rows are counted in bands of prompt tokens that double. A band with fewer than `MIN_ROWS` rows is spoken for by all rows of the job.
-    ``version`` rises whenever a median that may have been told is another one.
+    Rows are grouped into bands of prompt tokens whose bounds double. A band with fewer than `MIN_ROWS` rows uses all rows of the job.
+    ``version`` rises whenever a published median changes.
     """
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class AnswerLengths:
             self.version += bands.setdefault(band, _Told()).add(answer_tokens)
 
     def median(self, job: str, prompt_tokens: int) -> int | None:
-        """Answer tokens that half of the job's rows with such a prompt do not exceed; None while too few have ended."""
+        """Median answer tokens of the job's rows with prompts of such a length; None while too few have ended."""
         bands = self._jobs.get(job)
         if bands is None:
             return None
@@ -40,14 +40,14 @@ class AnswerLengths:
 
 
 class _Told:
-    """The newest lengths, and their median as it was told last; None of fewer than `MIN_ROWS`."""
+    """The newest lengths. ``told``: their median as last published; None until there were `MIN_ROWS`."""
 
     def __init__(self) -> None:
         self.told: int | None = None
         self._newest = Recent(MAX_ROWS)
 
     def add(self, tokens: int) -> bool:
-        """Returns whether another median is told from now on."""
+        """Returns whether a new median is published."""
         self._newest.add(tokens)
         if len(self._newest) < MIN_ROWS:
             return False

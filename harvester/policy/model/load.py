@@ -10,8 +10,9 @@ from harvester.policy.model.graphs import DECODE, EAGER, GraphSizes
 
 KNEES = (128, 256, 512)  # tokens
 PLAIN_FEATURES = len(KNEES) + 5  # of a machine without CUDA graphs
-DECODE_CONTEXT = PLAIN_FEATURES - 2  # its place among the features
-# Where weights and arithmetic take the same time: 105 tokens on an A100, 155 on an H200, 220 on an H100, at the usual shares of the peaks.
+DECODE_CONTEXT = PLAIN_FEATURES - 2  # its index among the features
+# Where reading the weights takes as long as computing with them: 105 tokens on an A100, 155 on an H200, 220 on an H100, at the usual
+# shares of the peaks.
 GRAPH_KNEES = (96, 160, 192, 224, 384)
 FEATURES = PLAIN_FEATURES + 2 + len(GRAPH_KNEES)  # of a machine with graphs
 
@@ -56,8 +57,8 @@ def feature_count(graphs: GraphSizes | None) -> int:
 def features(load: StepLoad, graphs: GraphSizes | None = None) -> tuple[float, ...]:
     """``[feature_count(graphs)]``, in the order of the coefficients.
 
-    With graphs, tokens are those that the step is padded to. Behind the features of every machine stand what a step takes longer that is
-    no graph of decodes alone, what it takes longer without any graph, and knees that lie closer.
+    With graphs, tokens are those that the step is padded to, and more features follow: 1 if the step is not a graph of decodes alone, 1 if
+    it runs without a graph, and hinges at closer knees.
     """
     tokens = load.prefill_tokens + load.decode_seqs
     if graphs is None:
@@ -71,5 +72,5 @@ def features(load: StepLoad, graphs: GraphSizes | None = None) -> tuple[float, .
 
 
 def predict_with(coefficients: Sequence[float], load: StepLoad, graphs: GraphSizes | None = None) -> float:
-    """Seconds of a step, from the ``coefficients`` of a model that may live in another process. More of them than features: the first."""
+    """Seconds of a step, from the ``coefficients`` of a model that may live in another process. Surplus coefficients are ignored."""
     return float(sum(map(mul, coefficients, features(load, graphs))))

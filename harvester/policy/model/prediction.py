@@ -1,7 +1,7 @@
-"""How long an answer will be, by those that have ended: quantiles for each kind of request and band of prompt lengths.
+"""Predicts answer lengths from finished answers: quantiles for each kind of request and band of prompt lengths.
 
 An order by predicted length needs the length of each answer before its first token. Requests of one kind (one task of one client on one
-model) share a template, so the answers that ended say how long the others will be; bands of prompt tokens that double part them further.
+model) share a template, so finished answers predict the others. Bands of prompt tokens, whose bounds double, divide a kind further.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ from dataclasses import dataclass
 from harvester.policy.model.recent import Recent
 
 MAX_ANSWERS = 256  # answers of a band; older ones are forgotten, so that a change is followed
-MIN_ANSWERS = 20  # fewer say nothing about a band
-MAX_KINDS = 64  # clients name them: the others are predicted by all answers together
+MIN_ANSWERS = 20  # minimum for a prediction from a band
+MAX_KINDS = 64  # clients name them; further kinds are predicted from all answers together
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Of one answer, in tokens; None: too few have ended."""
+    """Predicted length of one answer, in tokens; None: too few have ended."""
 
     median: int | None = None
-    high: int | None = None  # that nine of ten answers do not exceed
+    high: int | None = None  # P90
 
 
 @dataclass(frozen=True, slots=True)
 class Accuracy:
-    """Of the answers that ended after something was predicted of them. ``error``: median of abs(predicted - made) / made, of the latest."""
+    """Counts of finished answers that had a prediction. ``error``: median of abs(predicted - made) / made over the latest."""
 
     judged: int = 0
     within_median: int = 0
@@ -34,7 +34,7 @@ class Accuracy:
 
 
 class LengthPredictor:
-    """It learns from each answer that ended and predicts the next ones. O(log answers) a call, plus the move of a short list."""
+    """Learns from each finished answer and predicts the next ones. A call is O(log answers) and one insertion into a short list."""
 
     def __init__(self) -> None:
         self._answers: dict[tuple[str, int | None] | None, Recent] = {None: Recent(MAX_ANSWERS)}
@@ -43,7 +43,7 @@ class LengthPredictor:
         self._judged = self._within_median = self._within_high = 0
 
     def predict(self, kind: str, prompt_tokens: int) -> Prediction:
-        """By answers of the same kind and band of prompts; else of the kind; else of all."""
+        """From answers of the same kind and prompt band; where too few, of the kind; else of all."""
         for key in _keys(kind, prompt_tokens):
             answers = self._answers.get(key)
             if answers is not None and len(answers) >= MIN_ANSWERS:

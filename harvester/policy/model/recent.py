@@ -18,14 +18,14 @@ class Recent:
         return len(self._ordered)
 
     def add(self, value: float) -> None:
-        """O(log limit), and the move of a short list."""
+        """O(log limit), and one insertion into a short list."""
         self._latest.append(value)
         insort(self._ordered, value)
         if len(self._latest) > self._limit:
             del self._ordered[bisect_left(self._ordered, self._latest.popleft())]
 
     def median(self) -> float:
-        """The upper one of two. Raises IndexError where there are none."""
+        """The upper one of an even number. Raises IndexError where there are none."""
         return self._ordered[len(self._ordered) // 2]
 
     def quantile(self, share: float) -> float:

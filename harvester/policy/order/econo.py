@@ -12,8 +12,8 @@ from harvester.policy.order.online import OnlineRequest
 from harvester.policy.order.ranking import Key, MovingRanking
 
 DEADLINES_S = (0.2, 0.5, 2.0)  # ranges of the time that is left to a deadline
-RANGE_TOKENS = 128  # and of KV and predicted length
-ROUNDING_S = 1e-6  # a range is looked at so much too early rather than too late
+RANGE_TOKENS = 128  # width of the ranges of KV and of predicted length
+ROUNDING_S = 1e-6  # ranges are checked this much early, rather than late
 
 
 @dataclass(slots=True)
@@ -31,7 +31,7 @@ class _Task:
         return self.priority, self.range(now_s), -(kv_tokens // wide), -(self.answer_tokens // wide), self.came
 
     def range(self, now_s: float) -> int:
-        """Of the time that is left to its deadline."""
+        """The range of the time that is left to its deadline."""
         return bisect_right(DEADLINES_S, self.due_s - now_s)
 
     def changes_s(self, now_s: float) -> float:
@@ -41,14 +41,14 @@ class _Task:
 
 
 class Econo:
-    """By the range of the time left to the answer's deadline; in it those with most KV first, so that it comes free; then the longest
-    predicted answer; then the first that came.
+    """Sorts by the range of the time left to the answer's deadline; then most KV first, so that it comes free; then the longest predicted
+    answer; then by arrival.
 
     Past their deadlines all are in one range: there a short answer starves behind long ones. The paper's waiting requests keep their KV.
-    Those of a paged engine hold none, so here KV counts from a request's first step, also where it has been taken since.
+    Those of a paged engine hold none, so here KV counts from a request's first step, even if it was preempted since.
     """
 
-    last_gives_kv = True
+    preempts_last = True
 
     def __init__(self) -> None:
         self._ranking = MovingRanking[_Task]()

@@ -1,7 +1,7 @@
-"""Estimated next scheduled time of online requests, and who gives up KV for whom by it (FastServe 4.2).
+"""Estimated next scheduled time (ENST) of online requests, and the swapping of KV by it (FastServe 4.2).
 
-A request's KV is needed only when its turn comes. Where an arrival finds no KV, the one whose turn comes last gives its own up; it was
-copied to the host in that order while the engine worked, so that giving up is freeing.
+A request's KV is needed only when its turn comes. Where an arrival finds no KV, the request whose turn comes last gives up its own. KV was
+copied to the host in that order while the engine worked, so that giving it up only frees blocks.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-HYSTERESIS = 2.0  # a victim's turn must come so many times as late as the waiting one's, or KV would go to and fro
+HYSTERESIS = 2.0  # a victim's turn must come so many times as late as the waiting one's, or KV would be swapped out and in
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +39,11 @@ def enst(
 
 
 def swap_out(residents: Sequence[Resident], need_blocks: int, waiting_enst_s: float, copy_s: float, save_blocks: int) -> tuple[str, ...]:
-    """Who gives up KV, the latest turn first, so that ``need_blocks`` come free for one whose turn comes in ``waiting_enst_s``; none where
-    they would not.
+    """Victims, the latest turn first, that free ``need_blocks`` for a request whose turn comes in ``waiting_enst_s``; empty where they
+    cannot.
 
-    ``copy_s``: to bring a block back; ``save_blocks``: most that the step waits for, of those that are not on the host yet. A victim's turn
-    comes later than the waiting one's by the hysteresis and the time of its way back, and nothing of it would have to be computed again.
+    ``copy_s``: to read a block back; ``save_blocks``: maximum unsaved blocks that the step waits for. A victim's turn must come later than
+    the waiting one's by the hysteresis and the time to read its KV back, and all of its KV must be saved: nothing is computed again.
     """
     chosen: list[str] = []
     for one in sorted(residents, key=lambda one: -one.enst_s):

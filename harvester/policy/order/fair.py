@@ -1,7 +1,7 @@
-"""The order of jobs: they share by tokens served.
+"""The fair order of jobs, by tokens served.
 
-Each job has a virtual token counter: the one served least, for its weight, is next (Sheng et al., "Fairness in Serving Large Language
-Models", OSDI 2024). All jobs move, whenever they came, and none saves up a claim while it has nothing to do.
+Each job has a virtual token counter: the job served least for its weight is next (Sheng et al., "Fairness in Serving Large Language
+Models", OSDI 2024). All jobs make progress, whenever they came, and an idle job saves up no credit.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class FairOrder:
 
     def __init__(self) -> None:
         self._accounts: dict[str, _Account] = {}
-        self._floor = 0.0  # of the jobs that were here last; a queue that ran empty starts from there
+        self._floor = 0.0  # lowest counter when a job last left: where a job starts if no other is here
 
     def __contains__(self, job: str) -> bool:
         return job in self._accounts
@@ -36,12 +36,12 @@ class FairOrder:
         self._accounts[job] = _Account(weight, self._least())
 
     def leave(self, job: str) -> None:
-        """It has no work any more."""
+        """The job has no work any more."""
         self._floor = self._least()
         del self._accounts[job]
 
     def charge(self, job: str, tokens: float) -> None:
-        """It was served ``tokens`` (prompt tokens computed and output tokens; not those from a cache)."""
+        """The job was served ``tokens`` (prompt tokens computed and output tokens; not those from a cache)."""
         account = self._accounts[job]
         account.served += tokens / account.weight
 
@@ -50,7 +50,7 @@ class FairOrder:
         return self._accounts[job].served
 
     def next(self, jobs: Iterable[str]) -> str | None:
-        """Of these jobs the one to serve next: least served for its weight, the earliest named among equals; None of none."""
+        """The one of ``jobs`` to serve next: least served for its weight, the first given among equals; None where there are none."""
         return min(jobs, key=lambda job: self._accounts[job].served, default=None)
 
     def _least(self) -> float:

@@ -1,11 +1,11 @@
 """Skip-join multi-level feedback queue: the order among online requests (FastServe 4.1, Algorithm 1).
 
-How long an answer gets is not known, how long its prompt takes is. A request joins the first queue whose quantum covers its prompt, so that
-a long prompt does not burn through queues that it cannot finish in, and sinks as it uses time: short answers overtake long ones.
+The length of an answer is not known; the time of its prompt is. A request joins the first queue whose quantum covers its prompt, so that a
+long prompt does not pass through queues that it cannot finish in. It sinks as it uses time: short answers overtake long ones.
 
 Starvation: a request that did not run for ``starvation_s * 2**level`` goes to queue 0 for one step and then back. The paper has one time
-for all queues, 300 ms. With more work than fits, every request waits longer than that: all are promoted all the time, the order is gone,
-and KV is carried to and fro for a token each. What has run long can wait long: its latency per token grows by the same factor.
+for all queues, 300 ms. With more work than fits, every request waits longer than that: all are promoted all the time, the order is lost,
+and KV is swapped out and in for one token each. A request that has run long can wait long: its latency per token grows by the same factor.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from itertools import count
 
 from harvester.policy.order.enst import enst
 
-MAX_PROMOTED = 256  # at a time
-MIN_STALE = 64  # entries of requests that have ended; fewer are not worth a new heap
+MAX_PROMOTED = 256  # at a time: a promoted request still waits for its turn
+MIN_STALE = 64  # heap entries of requests that have ended; fewer are not worth a rebuild
 
 
 @dataclass(slots=True)
@@ -26,9 +26,9 @@ class _Place:
     number: int  # in order of arrival
     priority: int
     level: int
-    joined: int  # its queue, counted over all
+    joined: int  # when it joined its queue: a number counted over all
     since_s: float  # waits since then
-    attained_s: float = 0.0  # in this level
+    attained_s: float = 0.0  # time used in this level
     home: tuple[int, float] | None = None  # level and attained time before a promotion
 
 
@@ -53,10 +53,10 @@ class Mlfq:
         self._queues: dict[int, list[dict[str, None]]] = {}  # by priority and level; dicts as ordered sets
         self._places: dict[str, _Place] = {}
         self._numbers = count()
-        self._step_s = float("-inf")  # the latest step that anyone took part in
-        self._latest: set[str] = set()  # who did, and has not ended
-        self._first: dict[tuple[int, int], list[str]] | None = None  # those by priority and level, as they joined; None: not known
-        self._starving: list[tuple[float, str]] = []  # a heap: no later than when each, below queue 0 and not promoted, has waited too long
+        self._step_s = float("-inf")  # end of the latest step that any request took part in
+        self._latest: set[str] = set()  # the requests that did, and have not ended
+        self._first: dict[tuple[int, int], list[str]] | None = None  # ``_latest`` by priority and level, in joining order; None: not known
+        self._starving: list[tuple[float, str]] = []  # a heap: when each one below queue 0 and not promoted starves, or earlier
 
     def __len__(self) -> int:
         return len(self._places)
@@ -74,7 +74,7 @@ class Mlfq:
     def arrive(self, request: str, prefill_s: float, now_s: float, priority: int = 0) -> None:
         """Join the first queue whose quantum covers ``prefill_s``, the predicted time of the prompt (0: no skip-join).
 
-        Each ``priority`` has queues of its own; those of a lower one are served before.
+        Each ``priority`` has queues of its own; those of a lower number are served first.
         """
         if priority not in self._queues:
             self._queues[priority] = [{} for _ in range(self._levels)]
@@ -84,9 +84,9 @@ class Mlfq:
         self._watch(request, place)
 
     def ran(self, request: str, seconds: float, now_s: float, next_s: float = 0.0) -> None:
-        """It took part in a step of ``seconds`` that ended at ``now_s``. ``next_s``: predicted time of its next one, where that is long.
+        """It took part in a step of ``seconds`` that ended at ``now_s``. ``next_s``: predicted time of its next step, if that is long.
 
-        A used-up quantum moves it to the next lower queue that covers ``next_s``; one that was promoted goes back where it was.
+        With its quantum used up it sinks to the next queue that covers ``next_s``. A promoted request goes back to its old queue.
         """
         place, self._first = self._places[request], None
         if now_s != self._step_s:
@@ -94,7 +94,7 @@ class Mlfq:
         self._latest.add(request)
         self._step_s = place.since_s = now_s
         place.attained_s += seconds
-        if place.home is not None:  # the time that starvation bought is not held against it
+        if place.home is not None:  # the promoted step does not count against its quantum
             level, attained_s = place.home
             place.home = None
             self._move(request, level)
@@ -107,7 +107,7 @@ class Mlfq:
                 self._watch(request, place)
 
     def prepare(self) -> dict[tuple[int, int], list[str]]:
-        """Find beforehand what the next `order` needs of those that took part in the latest step: by priority and level, as they joined."""
+        """Compute ahead what the next `order` needs: the requests of the latest step by priority and level, in joining order."""
         if self._first is None:
             self._first = self._running()
         return self._first
@@ -127,10 +127,10 @@ class Mlfq:
             heapify(self._starving)
 
     def order(self, now_s: float) -> Iterator[str]:
-        """Every request held, the one to serve first in front: by queue; in a queue those of the latest step, then by time of joining it.
+        """All requests in serving order: by queue; within a queue those of the latest step first, then by time of joining.
 
-        The second rule is the hysteresis: among equals the one that runs goes on, since changing costs KV and wins nothing. Whose turn is
-        not asked for costs nothing; nothing may change while it is walked through.
+        The second rule is the hysteresis: among equals the one that runs goes on, since a switch costs KV and gains nothing. The iterator
+        is lazy, and nothing may change while it is read.
         """
         self._promote(now_s)
         return self._walk()
@@ -178,7 +178,7 @@ class Mlfq:
         queues[level][request] = None
 
     def _due_s(self, place: _Place) -> float:
-        """When it has waited too long."""
+        """When the request starves."""
         return place.since_s + self._starvation_s * self._growth**place.level
 
     def _watch(self, request: str, place: _Place) -> None:
@@ -186,7 +186,7 @@ class Mlfq:
             heappush(self._starving, (self._due_s(place), request))
 
     def _promote(self, now_s: float) -> None:
-        """Those that starve, in order of arrival; of thousands at once some each time, the first due first: one promoted waits its turn."""
+        """Promote starving requests to queue 0, in order of arrival; at most `MAX_PROMOTED` at a time, the longest overdue first."""
         due: dict[str, _Place] = {}
         while self._starving and self._starving[0][0] <= now_s and len(due) < MAX_PROMOTED:
             name = heappop(self._starving)[1]

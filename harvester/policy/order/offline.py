@@ -14,16 +14,16 @@ from typing import NamedTuple, Protocol
 from harvester.policy.order.fair import FairOrder
 from harvester.policy.step.view import Guarantee
 
-PREFIX_TOKENS = 64  # rows that share so many tokens of their prompts stay together, and meet a warm prefix cache
+PREFIX_TOKENS = 64  # rows that share the first so many tokens of their prompts stay together, and hit a warm prefix cache
 
 
 class OfflineRow(NamedTuple):
     """One offline request that waits.
 
-    ``begun``: it lost its KV. ``weight``: of its job among jobs. ``slice_id``: rows of a slice stay together. ``prefix``: the first tokens
-    of its prompt. ``final_blocks``: KV blocks when it has made its last allowed token. ``tokens``: known so far, prompt and answer, for
-    which it needs ``blocks``. ``max_tokens``: most of its answer. ``expected_tokens``: what half of such answers did not exceed elsewhere;
-    None where nobody knows.
+    ``begun``: it ran before and lost its KV. ``weight``: of its job among jobs. ``slice_id``: rows of a slice stay together. ``prefix``:
+    the first tokens of its prompt. ``final_blocks``: KV blocks when it has made its last allowed token. ``tokens``: known so far, prompt
+    and answer, for which it needs ``blocks``. ``max_tokens``: of its answer. ``expected_tokens``: median length of such answers
+    elsewhere; None: unknown.
     """
 
     name: str
@@ -49,36 +49,36 @@ class OfflineRow(NamedTuple):
 
 
 class OfflineOrder(Protocol):
-    """Whose turn it is among offline rows. Names are unique. Calls are O(log rows) but for `rows`, which is lazy."""
+    """The order in which offline rows are admitted. Names are unique. Calls are O(log rows), except `rows`, which is lazy."""
 
     def add(self, row: OfflineRow) -> None:
-        """It waits, for the first time or again."""
+        """The row waits, for the first time or again."""
 
     def take(self, name: str) -> None:
-        """It waits no longer: it was admitted, or it has ended. Nothing happens where it does not wait."""
+        """The row waits no longer: it was admitted, or it has ended. Ignored where it does not wait."""
 
     def end(self, name: str) -> None:
-        """It has ended, waiting or not. Nothing happens where it is not known."""
+        """The row has ended, waiting or not. Unknown names are ignored."""
 
     def charge(self, job: str, tokens: float) -> None:
-        """The job was served ``tokens``. Nothing happens where it has no rows any more."""
+        """The job was served ``tokens``. Ignored where it has no rows any more."""
 
     @property
     def known(self) -> Mapping[str, OfflineRow]:
         """The rows that have not ended, by name, each as it was when it waited last."""
 
     def rows(self) -> Iterator[OfflineRow]:
-        """Those that wait, the one to admit first in front."""
+        """The waiting rows, in the order of admission."""
 
     def guarantee(self) -> Guarantee | None:
-        """The largest that a job with rows has; None where none has one."""
+        """The largest guarantee of a job with rows; None where no job has one."""
 
     def __len__(self) -> int:
         """How many wait."""
 
 
 class _Rows:
-    """The rows that have not ended, by job, and what jobs are guaranteed."""
+    """The rows that have not ended, by job, and the guarantees of jobs."""
 
     def __init__(self) -> None:
         self._known: dict[str, OfflineRow] = {}
@@ -128,7 +128,7 @@ class _Rows:
 
 
 class Fair(_Rows):
-    """Jobs by tokens served for their weight; inside a job those that lost their KV, then slice by slice, inside a slice by prefix."""
+    """Jobs by tokens served over weight. Within a job: rows that lost their KV first, then slice by slice, and by prefix in a slice."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -174,7 +174,7 @@ class Fair(_Rows):
 
 
 class Fcfs(_Rows):
-    """First come, first served, whatever its job; those that lost their KV first."""
+    """First come, first served, across jobs; rows that lost their KV first."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Whose turn it is among the online requests, where more have come than the engine has slots, tokens or KV for."""
+"""The orders of online requests: which go first where there are more than the engine has slots, tokens or KV for."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from harvester.policy.order.ranking import Key, MovingRanking, Ranking
 
 FIRST_QUANTUM_S = 0.01  # until a step was measured
 MIN_QUANTUM_S = 0.0005
-STEPS = 256  # in which the shortest step is looked for
-OVERDUE_TOKENS = 16  # that are thought to be left of an answer longer than predicted
+STEPS = 256  # latest steps, the shortest of which sets the quantum
+OVERDUE_TOKENS = 16  # assumed to be left of an answer longer than predicted
 
 
 @dataclass(frozen=True, slots=True)
 class OnlineRequest:
-    """A chat request that has come. A lower ``priority`` goes first, whatever the order among equals.
+    """A chat request. A lower ``priority`` goes first, whatever the order among equals.
 
     ``kind``: requests of one kind have answers of similar length. ``max_tokens``: of its answer. ``due_s``: when its first token is due;
-    ``tpot_s``: promised from one token to the next. ``blocks``: KV blocks that its prompt needs. ``arrived_s``: when it reached the server.
+    ``tpot_s``: its TPOT SLO. ``blocks``: KV blocks that its prompt needs. ``arrived_s``: when it reached the server.
     `Brain` fills in ``expected_tokens``, the predicted length of its answer, where the adapter knows none, and the predicted times
     ``prefill_s`` of its prompt and ``token_s`` of one token of its answer.
     """
@@ -42,30 +42,30 @@ class OnlineRequest:
 
     @property
     def answer_tokens(self) -> int:
-        """Predicted; without a prediction, what it may be."""
+        """Predicted length of its answer; without a prediction, the maximum."""
         return self.max_tokens if self.expected_tokens is None else self.expected_tokens
 
     @property
     def expected_s(self) -> float:
-        """Prompt and answer, predicted."""
+        """Predicted time of prompt and answer."""
         return self.prefill_s + self.answer_tokens * self.token_s
 
     @property
     def end_due_s(self) -> float:
-        """When its whole answer is due: each further token within ``tpot_s``. That of the first token where no gap is promised."""
+        """When its whole answer is due, with ``tpot_s`` for each token. Without a TPOT SLO: when its first token is due."""
         return self.due_s + (self.answer_tokens * self.tpot_s if self.tpot_s < math.inf else 0.0)
 
 
 class OnlineOrder(Protocol):
     """An order of online requests. It is told of each once, and of every step that any of them took part in.
 
-    Thousands may wait, and a step serves the first few: what is asked each step must not look at the others. A lower
+    Thousands may wait while a step serves the first few: what is called each step must not visit the others. A lower
     `OnlineRequest.priority` goes before all others. ``now_s`` is one monotonic clock. Calls for a name that is not held raise KeyError.
     """
 
     @property
-    def last_gives_kv(self) -> bool:
-        """Whose KV is taken where all that run need more than there is: of the last in the order, or (False) of the newest, as in vLLM."""
+    def preempts_last(self) -> bool:
+        """Which online request is preempted where KV runs out. True: the last in this order; False: the newest, as in vLLM."""
 
     def arrive(self, request: OnlineRequest, now_s: float) -> None: ...
 
@@ -75,7 +75,7 @@ class OnlineOrder(Protocol):
     def finish(self, name: str) -> None: ...
 
     def order(self, now_s: float) -> Iterable[str]:
-        """The one to serve first in front, found as it is walked through. One that is left out is not served."""
+        """Names in serving order, computed lazily. One that is left out is not served."""
 
     def among(self, names: Collection[str], now_s: float) -> Sequence[str]:
         """Those of ``names`` that are in the order, in its order."""
@@ -87,7 +87,7 @@ class OnlineOrder(Protocol):
 class Fcfs:
     """First come, first served: stock vLLM. Nobody starves. Its subclasses sort by a key of each request, the least first."""
 
-    last_gives_kv = False  # the newest is the last
+    preempts_last = False  # the newest is the last
 
     def __init__(self) -> None:
         self._ranking = Ranking()
@@ -118,7 +118,7 @@ class Fcfs:
 
 @dataclass(slots=True)
 class _Job:
-    """``answer_tokens`` as predicted; ``made``: of those, one a step."""
+    """``answer_tokens``: as predicted; ``made``: tokens made so far, one a step."""
 
     priority: int
     came: int
@@ -129,7 +129,7 @@ class _Job:
 
     @property
     def left_s(self) -> float:
-        """An answer that outlives its prediction is thought to be near its end: its KV is the dearest to compute again."""
+        """Predicted time left. An answer longer than predicted counts as near its end: its KV costs most to compute again."""
         left = self.answer_tokens - self.made if self.made < self.answer_tokens else OVERDUE_TOKENS
         return (0.0 if self.made else self.prefill_s) + left * self.token_s
 
@@ -138,9 +138,9 @@ class _Job:
 
 
 class ShortestFirst:
-    """The shortest predicted time that is left first. A long answer starves while shorter ones fill the engine."""
+    """The shortest predicted remaining time first. A long answer starves while shorter ones fill the engine."""
 
-    last_gives_kv = True
+    preempts_last = True
 
     def __init__(self) -> None:
         self._ranking = MovingRanking[_Job]()
@@ -178,7 +178,7 @@ class ShortestPrompt(Fcfs):
 class EarliestDeadline(Fcfs):
     """The answer that is due first, by the SLO of its class. Nobody starves: whoever comes later than a deadline is due after it."""
 
-    last_gives_kv = True
+    preempts_last = True
 
     def _key(self, request: OnlineRequest) -> float:
         return request.end_due_s
@@ -190,7 +190,7 @@ class SkipJoin:
     ``skip``: requests join the queue that covers their prompt; without it all join the first one (naive MLFQ). Nobody starves: see `Mlfq`.
     """
 
-    last_gives_kv = False  # the last has made most, all of which would be computed again
+    preempts_last = False  # the last has made most, all of which would be computed again
 
     def __init__(self, mlfq: Mlfq, skip: bool = True) -> None:
         self._mlfq, self._skip = mlfq, skip

@@ -1,4 +1,4 @@
-"""Online requests with what is predicted of them, and what became of the predictions."""
+"""Adds predictions to online requests, and teaches the predictor how long their answers became."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from harvester.policy.order.online import OnlineRequest
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """Of a request that has not ended, what its answer's length is learnt with."""
+    """What is kept of an open request, to learn the length of its answer when it ends."""
 
     kind: str
     prompt_tokens: int
@@ -20,14 +20,14 @@ class _Asked:
 
 
 class PredictedRequests:
-    """Fills in what the online orders go by, and teaches the predictor when an answer ends."""
+    """Fills in the predictions that online orders sort by, and teaches the predictor when an answer ends."""
 
     def __init__(self) -> None:
         self.predictor = LengthPredictor()
         self._asked: dict[str, _Asked] = {}
 
     def of(self, request: OnlineRequest, model: LatencyModel) -> OnlineRequest:
-        """``request`` with the length of its answer, unless it brought one, and the times of its prompt and of a token."""
+        """``request`` with the predicted length of its answer, unless it has one, and the predicted times of its prompt and of a token."""
         predicted = self.predictor.predict(request.kind, request.prompt_tokens)
         self._asked[request.name] = _Asked(request.kind, request.prompt_tokens, predicted)
         known = (tokens for tokens in (request.expected_tokens, predicted.median) if tokens is not None)
@@ -37,7 +37,7 @@ class PredictedRequests:
         return replace(request, expected_tokens=expected, prefill_s=prefill_s, token_s=token_s)
 
     def finish(self, name: str, answer_tokens: int | None) -> None:
-        """It ended by itself with so many tokens; None: it was aborted, which says nothing of lengths."""
+        """The request ended with ``answer_tokens``; None: it was aborted, and its length is not learnt."""
         asked = self._asked.pop(name)
         if answer_tokens is not None:
             self.predictor.ended(asked.kind, asked.prompt_tokens, answer_tokens, asked.predicted)

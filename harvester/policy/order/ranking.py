@@ -1,4 +1,4 @@
-"""Names in the order of a key each: who is first is known without a look at the others."""
+"""Names sorted by a key each: the first ones are found without visiting the others."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from heapq import merge
 from typing import Any, Generic, Protocol, TypeVar
 
 Key = tuple[Any, ...]
-MANY = 32  # keys that change at once: from there on sorting all is faster than moving each
+MANY = 32  # changed keys, from which on sorting all is faster than moving each
 
 
 class Ranking:
@@ -19,7 +19,7 @@ class Ranking:
         self._sorted: list[Key] = []
 
     def put(self, name: str, key: Key) -> None:
-        """``key`` must be unlike that of any other name."""
+        """Add a name. ``key`` must differ from that of any other name."""
         self._places[name] = place = (*key, name)
         insort(self._sorted, place)
 
@@ -42,16 +42,16 @@ class Ranking:
         return [place[-1] for place in sorted([self._places[name] for name in names if name in self._places])]
 
     def order(self) -> Iterator[str]:
-        """Not to be changed meanwhile."""
+        """Names in order. The ranking must not change while they are read."""
         return (place[-1] for place in self._sorted)
 
     def __iter__(self) -> Iterator[Key]:
-        """Keys, each with its name behind."""
+        """Keys in order, each followed by its name."""
         return iter(self._sorted)
 
 
 class Keyed(Protocol):
-    """A request by what its key is made of; the key must be unlike that of any other."""
+    """A request that computes its sort key, which must differ from that of any other."""
 
     def key(self, now_s: float) -> Key: ...
 
@@ -60,9 +60,9 @@ K = TypeVar("K", bound=Keyed)
 
 
 class MovingRanking(Generic[K]):
-    """Where the key of a request changes with every step that it takes part in: those that have begun are sorted anew each time.
+    """A ranking for keys that change with every step a request takes part in: those that have begun are sorted anew each time.
 
-    Those are about as many as run. The others keep their keys, until `stale` names some of them.
+    They are about as many as run. The others keep their keys, until `stale` names some of them.
     """
 
     def __init__(self) -> None:
@@ -83,7 +83,7 @@ class MovingRanking(Generic[K]):
             self._fresh.drop(name)
 
     def begun(self, names: Iterable[str]) -> Iterator[K]:
-        """Those of ``names`` that are held, which take part in a step."""
+        """Note that these take part in a step. Yields those that are held."""
         for name in names:
             held = self._held.get(name)
             if held is None:
@@ -94,13 +94,13 @@ class MovingRanking(Generic[K]):
             yield held
 
     def stale(self, names: Iterable[str], now_s: float) -> dict[str, K]:
-        """The keys of these may have changed. Returns those that are held and have not begun."""
+        """Compute the keys of these anew. Returns those that are held and have not begun."""
         fresh = {name: self._held[name] for name in names if name in self._held and name not in self._begun}
         self._fresh.change({name: held.key(now_s) for name, held in fresh.items()})
         return fresh
 
     def order(self, now_s: float) -> Iterator[str]:
-        """Not to be changed meanwhile."""
+        """Names in order. The ranking must not change while they are read."""
         return (place[-1] for place in merge(self._fresh, self._places(self._begun, now_s)))
 
     def among(self, names: Iterable[str], now_s: float) -> list[str]:

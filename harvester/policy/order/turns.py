@@ -1,4 +1,4 @@
-"""What an order among online requests means for slots and KV: who has none in this step."""
+"""Applies the order of online requests to slots and KV: which requests have none in this step."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from harvester.policy.view import EngineView, Running
 
 
 def ranked(order: OnlineOrder, running: Collection[str], waiting: Container[str], max_waiting: int, now_s: float) -> dict[str, int]:
-    """Place of each of ``running``, and of the first ``max_waiting`` that are in ``waiting``: 0 first.
+    """Rank of each of ``running``, and of the first ``max_waiting`` that are in ``waiting``: 0 goes first.
 
-    No step admits more than there are slots, so nobody looks at those behind. Where an order leaves one out it has no place.
+    No step admits more than there are slots, so later ones are not looked at. A request that the order leaves out has no rank.
     """
     names, left, walk, waits = list[str](), max_waiting, iter(order.order(now_s)), waiting.__contains__
     while left > 0 and (part := list(islice(walk, left))):
@@ -28,10 +28,10 @@ def ranked(order: OnlineOrder, running: Collection[str], waiting: Container[str]
 def left_out(
     running: Collection[str], needs: Callable[[str], int | None], ranks: Mapping[str, int], slots: int, free_blocks: int
 ) -> frozenset[str]:
-    """Those of ``running`` that give their slot in this step to one that goes before them; their KV stays.
+    """Those of ``running`` that leave their slot in this step to a request ranked before them; they keep their KV.
 
-    ``ranks``: the first in front. ``needs``: KV blocks of one that waits; None: it does not. One that finds no KV takes no slot, and none
-    behind it is admitted before it. One that is not in ``ranks`` has no turn.
+    ``ranks``: in order of rank. ``needs``: KV blocks of a waiting request; None: it does not wait. A waiting request that finds no KV takes
+    no slot, and none behind it is admitted before it. A request without a rank has no turn.
     """
     held, chosen, is_open = frozenset(running), set[str](), True
     for name in ranks:
@@ -48,9 +48,9 @@ def left_out(
 
 
 def give_up(view: EngineView, ranks: Mapping[str, int]) -> tuple[int, ...]:
-    """Places of the online requests whose KV is taken so that those before them go on: the last in ``ranks`` first.
+    """Places of the online requests that are preempted so that those ranked before them go on: the last rank first.
 
-    None while offline work holds any KV, which goes first, and never the first in ``ranks``: it ends, whatever the others need.
+    Empty while offline work holds any KV, which goes first. The first rank is never preempted: it ends, whatever the others need.
     """
     running = view.running
     if sum([one.blocks_step for one in running]) <= view.free_blocks or any(one.offline for one in running):
@@ -65,7 +65,7 @@ def give_up(view: EngineView, ranks: Mapping[str, int]) -> tuple[int, ...]:
 
 
 def _growing(ordered: Sequence[Running], view: EngineView) -> list[int]:
-    """KV blocks that each asks for in this step, as far as slots and tokens go."""
+    """KV blocks that each request needs in this step, as far as slots and tokens go."""
     grows, tokens = list[int](), view.max_tokens
     for place, one in enumerate(ordered):
         has_turn = place < view.max_seqs and (tokens is None or tokens > 0)

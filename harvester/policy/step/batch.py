@@ -1,7 +1,7 @@
-"""The running requests by what they are in the step, found in one pass: a step is planned every few ms, over up to thousands of them.
+"""The running requests grouped by their role in the step, in one pass: a step is planned every few ms, over up to thousands of them.
 
-Most steps are those of the last one with a token more. So all that a plan asks of the batch as a whole is a sum here, and a batch that was
-looked at while the step before ran loses those that have ended (`Batch.without`): the plan itself looks at no request by itself.
+Most steps repeat the last one with one token more for each request. So everything that a plan needs of the whole batch is a sum here. A
+batch that was prepared while the previous step ran only drops the requests that ended (`Batch.without`): planning then visits no request.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Batch:
     prompts: list[Running] = field(default_factory=list)  # online, by rank
     decodes: list[int] = field(default_factory=list)  # offline, oldest first, as below
     contexts: list[int] = field(default_factory=list)  # tokens computed of each of ``decodes``
-    context_sums: list[int] = field(default_factory=lambda: [0])  # of the first 0, 1, 2 .. of those
+    context_sums: list[int] = field(default_factory=lambda: [0])  # sums over the first 0, 1, 2 .. of those
     prefills: list[int] = field(default_factory=list)
     final_blocks: int = 0  # KV blocks of the offline ones when they end
     growth_blocks: int = 0  # of those, what they will still ask for
@@ -33,20 +33,20 @@ class Batch:
     chat_blocks: int = 0  # KV blocks that the online ones hold
     decoding_tokens: int = 0  # of ``decoding``
     decoding_context: int = 0  # tokens computed of those
-    tpot_s: float = math.inf  # least promised to those whose first token is out
+    tpot_s: float = math.inf  # strictest TPOT SLO of those whose first token is out
     due_s: float = math.inf  # when the earliest first token of the running is due
     first_tokens: bool = False  # one of the online requests has not made its first token
-    unpromised: bool = False  # one of the online requests has no number for the token that it waits for
+    unpromised: bool = False  # one of the online requests has no SLO for its next token
 
     @property
     def prompt_tokens(self) -> int:
-        """Of the online prompts that run, all that is left of them."""
+        """Tokens left of all running online prompts."""
         return sum(request.step_tokens for request in self.prompts)
 
     def without(self, gone: Sequence[int], rows: Sequence[Running]) -> Batch:
-        """The batch when those at the places ``gone``, which ascend, have left ``rows``, and those behind have moved up.
+        """The batch once the requests at the places ``gone`` (ascending) have left ``rows``, and those behind have moved up.
 
-        It holds no prompts.
+        Only for a batch without prompts.
         """
         assert not [*self.prompts, *self.prefills], "prompts that run are looked at in each step"
         left = [rows[place] for place in gone]
@@ -71,7 +71,7 @@ class Batch:
         return rest
 
     def with_prompt(self, place: int, row: Running) -> Batch:
-        """The batch with this online prompt, which `batch_of` was told to leave out, at its ``place``. It holds no other prompt of chat."""
+        """The batch plus an online prompt at its ``place``, which `batch_of` had left out. The batch must hold no other prompt of chat."""
         assert row.step_tokens > 1, "what computes one token stands among the decodes"
         return replace(
             self,
@@ -87,7 +87,7 @@ class Batch:
         )
 
     def _lose_chat(self, left: Sequence[Running]) -> None:
-        """As `_take_chat` of those that stay."""
+        """Drop the online requests ``left``. The result is that of `_take_chat` with those that stay."""
         names = {one.name for one in left}
         decoding = [one for one in self.decoding if one.name not in names]
         if self.first_tokens:
@@ -101,7 +101,7 @@ class Batch:
         self.tpot_s, self.unpromised = min(tpots_s, default=math.inf), math.inf in tpots_s
 
     def _take_chat(self, requests: list[Running]) -> None:
-        """These are the online ones, in the order of ``online``."""
+        """Set the online requests and their sums. ``requests``: in the order of ``online``."""
         self.decoding = [one for one in requests if one.step_tokens <= 1]
         self.prompts = [one for one in requests if one.step_tokens > 1] if len(self.decoding) < len(requests) else []
         self.decoding_tokens = sum([one.step_tokens for one in self.decoding])
@@ -114,7 +114,7 @@ class Batch:
 
 
 def _moved_up(places: Sequence[int], gone: Sequence[int]) -> list[int]:
-    """``places`` without those that are ``gone``, each moved up by as many as were before it. Both ascend."""
+    """``places`` without those that are ``gone``, each lowered by the number of those before it. Both ascend."""
     moved, start = list[int](), 0
     for before, place in enumerate(gone):
         end = bisect_left(places, place, start)
@@ -127,7 +127,10 @@ NO_RANKS: Mapping[str, int] = {}
 
 
 def batch_of(running: Sequence[Running], left_out: Container[int] = (), ranks: Mapping[str, int] = NO_RANKS) -> Batch:
-    """O(running), and the plan's largest part: each pass is one comprehension. ``ranks``: order of online prompts, by name."""
+    """Group the running requests; O(running), the costliest part of a plan: each pass is one comprehension.
+
+    ``ranks``: order of online prompts, by name.
+    """
     kept = [place for place in range(len(running)) if place not in left_out] if left_out else list(range(len(running)))
     chat = [place for place in kept if not running[place].offline]
     offline = [place for place in kept if running[place].offline] if len(chat) < len(kept) else []

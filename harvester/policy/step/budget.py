@@ -15,7 +15,7 @@ from harvester.policy.model.load import DECODE_CONTEXT, StepLoad
 
 @dataclass(frozen=True, slots=True)
 class StepBudget:
-    """Of one step. ``decodes``: how many of the offline decodes, from the first; ``prefill_tokens``: of offline prompts beside them."""
+    """Offline work of one step. ``decodes``: how many of the offline decodes, from the first; ``prefill_tokens``: of offline prompts."""
 
     decodes: int
     prefill_tokens: int
@@ -26,14 +26,14 @@ class StepBudget:
 
 
 class Prompts:
-    """Offline prompts in the order in which steps compute them: what the first so many of their tokens cost.
+    """Offline prompts in the order in which steps compute them, to get the load of their first so many tokens.
 
-    A step that takes prompts from a queue computes a few of them, the last one in part. Only those are its sequences. To bill one for each
-    prompt that waits would leave no tokens for any.
+    A step that takes prompts from a queue computes a few of them, the last one in part. Only those are its sequences. Counting a sequence
+    for each waiting prompt would leave no tokens for any.
     """
 
     def __init__(self, prompts: Iterable[tuple[int, int]] = ()) -> None:
-        """``prompts``: of each the tokens that are left, at least 1, and those computed before."""
+        """``prompts``: of each, the tokens left (at least 1) and the tokens computed before."""
         self._contexts: list[int] = []
         self._ends = [0]  # tokens of all prompts up to each
         self._attention = [0.0]
@@ -46,11 +46,11 @@ class Prompts:
         return len(self._contexts)
 
     def count(self, tokens: int) -> int:
-        """How many prompts the first ``tokens`` are of."""
+        """How many prompts the first ``tokens`` belong to."""
         return min(bisect_left(self._ends, tokens), len(self)) if tokens > 0 else 0
 
     def beside(self, load: StepLoad, tokens: int) -> StepLoad:
-        """``load`` and the first ``tokens``, at least 1. Past the last known prompt they are taken for more of that one."""
+        """``load`` plus the first ``tokens`` (at least 1). Tokens past the last known prompt count as part of it."""
         chunk, attention, seqs, context, sequences = load
         whole = max(0, self.count(tokens) - 1)
         rest, behind = tokens - self._ends[whole], self._contexts[whole] if self._contexts else 0
@@ -72,13 +72,13 @@ def offline_budget(
     Both are found by bisection: time never falls as decodes are added, nor as prompt tokens are. Where CUDA graphs make it a staircase, the
     budget fills a stair to its edge. The first prompt token may cost a jump to another kind of step, so that none fits where decodes do.
 
-    ``offline_decodes``: their context tokens, in the order in which they are to run, and ``context_sums`` of the first 0, 1, 2 .. of them,
-    which are added up where they are not known. Prompts get nothing while a decode is left out, which
-    would only make more decodes that do not fit. Decodes and prompt tokens together stay within ``max_tokens``. Nothing fits where the
-    online work alone takes longer than ``limit_s``. A higher limit never lowers either number.
+    ``offline_decodes``: their context tokens, in the order in which they are to run. ``context_sums``: sums over the first 0, 1, 2 .. of
+    them; None: computed here. Prompts get nothing while a decode is left out: they would only become more decodes that do not fit.
+    Decodes and prompt tokens together stay within ``max_tokens``. Nothing fits where the online work alone takes longer than ``limit_s``.
+    A higher limit never lowers either number.
     """
     max_tokens = max(0, max_tokens)
-    margin, predict = model.margin, model.predict  # one look at them, not one a try
+    margin, predict = model.margin, model.predict  # looked up once, not once a try
     contexts = [0, *accumulate(offline_decodes)] if context_sums is None else context_sums
 
     chunk, attention, seqs, context, sequences = online

@@ -1,4 +1,4 @@
-"""The engine's state when some of its running requests have given up their KV."""
+"""The engine's state after some of its running requests have lost their KV."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from harvester.policy.waiting import Waiting, WithMore
 
 
 def at(places: Sequence[int] | None, found: Sequence[int]) -> tuple[int, ...]:
-    """Where those ``found`` in a shorter view are in the whole one; ``places`` None: it is the whole one."""
+    """Translates the places ``found`` in a reduced view into the full view's. ``places``: see `without`; None: nothing was removed."""
     return tuple(found) if places is None else tuple([places[i] for i in found])
 
 
 def newest_offline(view: EngineView) -> tuple[int, ...]:
-    """Nothing could run though chat waits: whatever the engine lacks, the newest offline request gives up its KV for it.
+    """The offline request to preempt when nothing could run though chat waits: the newest, whatever the engine lacks. Empty: none runs.
 
-    One that holds images first, where there are any: what they lie in may be what is lacking.
+    One that holds images goes first, where there are any: room for images may be what is lacking.
     """
     rows = [place for place in range(len(view.running) - 1, -1, -1) if view.running[place].offline]
     first = next((place for place in rows if view.running[place].name in view.item_holders), None)
@@ -25,7 +25,7 @@ def newest_offline(view: EngineView) -> tuple[int, ...]:
 
 
 def without(view: EngineView, lost: Collection[int]) -> tuple[EngineView, list[int]]:
-    """The view when the requests at ``lost`` have given up their KV, and where each of its running requests was."""
+    """The view after the requests at ``lost`` have lost their KV, and the old place of each request that still runs."""
     gone = set(lost)
     places = [place for place in range(len(view.running)) if place not in gone]
     freed, frees = [view.running[place] for place in lost], view.freeing()

@@ -1,4 +1,4 @@
-"""How long a step may take by the TPOT that is promised to the online requests that decode in it: each gap, or their mean."""
+"""How long a step may take by the TPOT SLO of the online requests that decode in it, applied to each gap or to the mean gap."""
 
 from __future__ import annotations
 
@@ -8,39 +8,39 @@ from typing import Protocol
 
 from harvester.policy.view import Running
 
-SHORTEST, LONGEST = 0.5, 3.0  # times the TPOT that is promised: what a gap may be where only the mean counts
+SHORTEST, LONGEST = 0.5, 3.0  # times the TPOT SLO: bounds of a single gap where only the mean counts
 
 
 class GapRule(Protocol):
     """A rule for the gap until the next token. Called once a step: O(online requests)."""
 
     def allowed_s(self, running: Iterable[Running], now_s: float) -> float | None:
-        """Seconds until the first of the next tokens is due; None: the least TPOT promised, from step to step."""
+        """Seconds until the earliest next token is due; None: each step may take the strictest TPOT SLO."""
 
     def ran(self, names: Iterable[str], now_s: float) -> None:
         """A step with these online requests ended."""
 
     def finish(self, name: str) -> None:
-        """It ended. Nothing happens where it is not known."""
+        """The request ended. Unknown names are ignored."""
 
 
 class EachGap:
-    """No gap is longer than promised."""
+    """Each gap meets the TPOT SLO."""
 
     def allowed_s(self, running: Iterable[Running], now_s: float) -> float | None:
         return None
 
     def ran(self, names: Iterable[str], now_s: float) -> None:
-        """What was is no matter."""
+        """Past gaps do not matter."""
 
     def finish(self, name: str) -> None:
         """Nothing is kept."""
 
 
 class MeanGap:
-    """The mean gap of a request is no longer than promised: token n is due n TPOTs after the first one.
+    """The mean gap of a request meets the TPOT SLO: token n is due n TPOTs after the first one.
 
-    Steps may be longer where those before were short, which gives offline work more of them; single gaps are then late.
+    Steps may be longer after short ones, which gives offline work more of their time; single gaps are then late.
     """
 
     def __init__(self) -> None:

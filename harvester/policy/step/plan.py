@@ -23,14 +23,14 @@ FIXED, WORST = FixedShare(), WorstCase()
 def plan_step(
     view: StepView, config: PolicyConfig, budget: Budget = FIXED, batch: Batch | None = None, admission: Admission = WORST
 ) -> StepPlan:
-    """Plan one step; O(running). ``batch``: `batch_of` all that run, where the caller has it already."""
+    """Plan one step; O(running). ``batch``: `batch_of` all running requests, if the caller has it already."""
     if batch is None:
         batch = batch_of(view.running, (), view.ranks)
     preempt = victims(view, batch)
     if preempt:
         batch = batch_of(view.running, preempt, view.ranks)
     space = admission.space(view, batch, config) if view.online_waiting == 0 else (0, 0)
-    if not batch.online and view.online_waiting == 0 and not view.returning:
+    if not batch.online and view.online_waiting == 0 and not view.returning_tokens:
         return StepPlan(tuple(batch.kept), (), (), budget.alone_tokens(view, batch), *space, may_end=True)
     tpot_s = batch.tpot_s
     if view.gap_s is not None:
@@ -38,6 +38,6 @@ def plan_step(
     step_s = limit_s(view, batch)
     plan = budget.beside_chat(view, batch, config, step_s, space)
     offline = len(plan.run) > len(batch.online) or (plan.offline_slots > 0 and len(view.offline_next) > 0)
-    first_token = batch.prompts or view.online_waiting or view.returning or batch.first_tokens
+    first_token = batch.prompts or view.online_waiting or view.returning_tokens or batch.first_tokens
     may_end = offline and not first_token
     return replace(plan, preempt=tuple(sorted(preempt)), limit_s=step_s, may_end=may_end, tpot_s=tpot_s)

@@ -1,4 +1,4 @@
-"""When a running step of offline work is ended for an arrival, and how dense its safepoints are (ConServe Algorithm 2, 4.3)."""
+"""Layer-wise preemption: when a running step is ended for an arrival, and how dense its safepoints are (ConServe Algorithm 2, 4.3)."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-EARLY_SHARE = 0.15  # of a step that holds chat: within it, what would be lost is little
-END_GAIN = 2.5  # times a step's own cost: least that must be left of such a step
-PLANNED_SLOWDOWN = 0.8  # of what chat may be slowed down: longer steps also have more chat in them
-COST_SHARE = 0.01  # of a step, what its safepoints may cost
+EARLY_SHARE = 0.15  # of a step with chat: ended within this share, it loses little
+END_GAIN = 2.5  # minimum time left of such a step, in times of a step's fixed cost
+PLANNED_SLOWDOWN = 0.8  # share of chat's allowed slowdown that is planned: longer steps also have more chat in them
+COST_SHARE = 0.01  # share of a step that its safepoints may cost
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,17 +21,17 @@ class Flight:
     began_s: float | None  # None: it waits for the step before it
     estimate_s: float  # how long it takes; 0: unknown
     beside_chat: bool = False  # online requests decode in it
-    tpot_s: float = math.inf  # least promised to those
+    tpot_s: float = math.inf  # strictest TPOT SLO of those
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
     """An online request that has just come.
 
-    ``prompt_s``: how long the step takes that will compute its prompt. ``waited_s``: since it reached the server.
+    ``prompt_s``: time of the step that will compute its prompt. ``waited_s``: since it reached the server.
     ``max_ttft_delay_fraction``: share of ``ttft_slo_s`` that it may wait for steps of offline work.
-    ``step_s``: what a step costs beside its tokens. ``max_slowdown``: where it is promised no number, its wait for offline work and
-    its own step may together take so many times as long as that step.
+    ``step_s``: fixed cost of a step, without its tokens. ``max_slowdown``: bound without a TTFT SLO: its wait for offline work plus its own
+    step may take so many times as long as that step.
     """
 
     prompt_s: float
@@ -44,7 +44,7 @@ class Arrival:
     def is_in_time(self, wait_s: float) -> bool:
         """Whether it can wait ``wait_s`` more for the steps before its own.
 
-        The share is for those behind it: an arrival that has time to wait may be the first of a burst, whose last one then lacks that time.
+        `max_ttft_delay_fraction` protects later arrivals: one that has time to wait may be the first of a burst, whose last then lacks it.
         """
         if self.ttft_slo_s == math.inf:
             return self.max_slowdown is None or wait_s <= (self.max_slowdown - 1.0) * self.prompt_s
@@ -54,8 +54,8 @@ class Arrival:
 def first_to_end(steps: Sequence[Flight], now_s: float, arrival: Arrival) -> int | None:
     """Number of the step to end, so that the arrival's first token is in time; None where all may run to their ends.
 
-    ``steps``: oldest first. Ending one makes those behind it void. Of the steps whose end brings the arrival in time the last is chosen,
-    since it loses least; where there is none, the first that can be ended.
+    ``steps``: oldest first. Ending one makes those behind it void. Of the steps whose end lets the arrival be in time, the last is
+    chosen, since that loses least; where there is none, the first that can be ended.
 
     ConServe takes victims out of the running batch one by one; a batch inside a layer cannot be cut, so here all of it ends.
     """
@@ -74,10 +74,10 @@ def wait_of_steps_s(steps: Sequence[Flight], now_s: float) -> float:
 
 
 def _may_lose(step: Flight, now_s: float, arrival: Arrival) -> bool:
-    """Whether what the step computed may be lost. Chat that decodes in it waits for its next token until the step after it has ended.
+    """Whether the step may be ended, and its work lost. Chat that decodes in it then gets its next token only from the step after it.
 
-    So it ends early or, where the promise holds with both steps, later; and only while what is left of it is well above what a step costs
-    by itself.
+    A step with chat may be ended early in it, or later if both steps together meet the TPOT SLO; and only while the time left is well above
+    a step's fixed cost.
     """
     if not step.beside_chat:
         return True
@@ -88,12 +88,12 @@ def _may_lose(step: Flight, now_s: float, arrival: Arrival) -> bool:
 
 
 def _waits_s(steps: Sequence[Flight], now_s: float) -> list[float]:
-    """Seconds until each step begins, and until the last one ends. A step whose length is unknown is thought endless if it can be ended."""
+    """Seconds until each step begins, and until the last one ends. A step of unknown length counts as endless if it can be ended."""
     waits_s, at_s = [], now_s
     for place, step in enumerate(steps):
         waits_s.append(at_s - now_s)
         unknown_s = math.inf if step.endable else 0.0
-        began_s = at_s if place or step.began_s is None else step.began_s  # one behind another was launched, and has not begun
+        began_s = at_s if place or step.began_s is None else step.began_s  # a step behind another was launched, but has not begun
         at_s = max(at_s, began_s + (step.estimate_s if step.estimate_s > 0.0 else unknown_s))
     return [*waits_s, at_s - now_s]
 
@@ -110,21 +110,21 @@ def best_step_s(fixed_s: float, gap_s: float) -> float:
 def detect_s(max_slowdown: float, prefill_s: float) -> float:
     """How long a step of offline work may run on after the signal, where a first token may take ``max_slowdown`` times as long as alone.
 
-    An arrival meets a stretch between two safepoints at any point of it, and waits for half of it on average. That half is what may be
-    added to a first token, of which its own prompt takes ``prefill_s``.
+    An arrival comes at a random point of the stretch between two safepoints, and waits for half a stretch on average. That half may use up
+    the planned slowdown of a first token, whose own prompt takes ``prefill_s``.
     """
     return 2.0 * PLANNED_SLOWDOWN * (max_slowdown - 1.0) * prefill_s
 
 
 def layers_between(layers: int, step_s: float, safepoint_s: float, detect_s: float, segments: int = 1) -> int:
-    """Every how many layers a step has a safepoint.
+    """Number of layers from one safepoint to the next.
 
-    Few enough that all of them cost under 1% of the step. Where threads do not run ahead of what they compute, as many as that: an arrival
-    then waits for half a layer. Else no more than let the step end within ``detect_s`` of being asked, since each one also empties the
-    queue of a device; where both cannot be had, the cost wins. ``safepoint_s``: what one costs.
+    All safepoints together cost under 1% of the step. Where the host does not run ahead of the computation, there are as many as that
+    allows: an arrival then waits for half a layer. Elsewhere each one also drains the device's queue, so there are only as many as end the
+    step within ``detect_s`` of the signal; where both bounds cannot be met, the cost wins. ``safepoint_s``: cost of one.
 
-    ``segments``: most stretches from one safepoint to the next that still run after the signal. They are the one in work and those between
-    decision and end; on a device that runs behind its host also the one queued up.
+    ``segments``: maximum stretches between safepoints that still run after the signal: the one being computed and those between decision
+    and end; on a device that runs behind its host also the queued one.
     """
     if layers < 1 or step_s <= 0.0:
         return 1

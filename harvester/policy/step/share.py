@@ -43,7 +43,7 @@ class FixedShare:
         if view.online_waiting:  # its prompt takes what the step can hold; offline prompts wait a step
             fit, rest = batch.decodes[:share], batch.decodes[share:]
             return StepPlan((*batch.online, *fit), (*rest, *batch.prefills), (), None, 0, 0, offline_tokens=share)
-        tokens = sum(view.running[i].step_tokens for i in batch.online) + view.returning + share
+        tokens = sum(view.running[i].step_tokens for i in batch.online) + view.returning_tokens + share
         return StepPlan((*batch.online, *batch.decodes, *batch.prefills), (), (), tokens, *space, offline_tokens=share)
 
 
@@ -59,7 +59,7 @@ class SloBudget:
     def alone_tokens(self, view: StepView, batch: Batch) -> int | None:
         """What fits `StepView.offline_step_s`, but never less than a small prompt chunk.
 
-        An arrival may end such a step, and what it computed is lost: where arrivals are frequent, steps are kept short beside the time
+        An arrival may end such a step, and what it computed is lost: where arrivals are frequent, steps are kept short relative to the time
         between two of them.
         """
         model = self._model
@@ -78,14 +78,14 @@ class SloBudget:
 
 
 def _is_unpromised(view: StepView, batch: Batch, config: PolicyConfig) -> bool:
-    """Whether chat in the step is promised a factor of what it would have alone, and not a number."""
-    return config.max_slowdown is not None and bool(batch.unpromised or view.waiting_unpromised or view.returning)
+    """Whether chat in the step is bound by `PolicyConfig.max_slowdown` and not by an SLO."""
+    return config.max_slowdown is not None and bool(batch.unpromised or view.waiting_unpromised or view.returning_tokens)
 
 
 def _drafted_first(view: StepView, batch: Batch) -> tuple[list[int], int]:
-    """Rows that compute several tokens: those that decode with drafts, or read their lost KV anew, and how many; then prompts.
+    """Places of rows that compute several tokens, and how many of them decode: those come first, with drafts or lost KV to recompute.
 
-    Of prompts as many as a step takes. What decodes is no prompt that could as well wait: all of it is considered.
+    Prompts follow, as many as a step takes. A row that decodes cannot as well wait, as a prompt can: all of those are considered.
     """
     if not batch.prefills:
         return [], 0
@@ -95,7 +95,7 @@ def _drafted_first(view: StepView, batch: Batch) -> tuple[list[int], int]:
 
 
 def _prompts(view: StepView, prefills: Sequence[int], drafted: int, slots: int) -> Prompts:
-    """Those that run, the first of which decode with drafts, then those that may be admitted into ``slots``."""
+    """The running ones, the first ``drafted`` of which decode, then those that may be admitted into ``slots``."""
     running = [(view.running[i].step_tokens, view.running[i].context) for i in prefills]
     return Prompts([*running, *((tokens, 0) for tokens in view.offline_next[:slots])][: PROMPTS_PER_STEP + drafted])
 
@@ -103,13 +103,13 @@ def _prompts(view: StepView, prefills: Sequence[int], drafted: int, slots: int) 
 def _budgeted(view: StepView, batch: Batch, config: PolicyConfig, model: LatencyModel, step_s: float, space: Space) -> StepPlan:
     running, online = view.running, online_work(view, batch, config, model)
     load, alone_s = online.load, model.predict(online.load)
-    # The budget counts with the margin of all steps, short ones among them.
+    # `offline_budget` uses the margin over all steps, short ones included: convert the limit to the margin of this length.
     step_s *= model.margin / model.margin_at(step_s) if step_s < math.inf else 1.0
     step_s = min(step_s, model.margin * (alone_s + added_s(view, batch, config, alone_s, model.predict(decodes_of(load)))))
     if not (model.ready and model.knows(load)) and _is_unpromised(view, batch, config):
-        step_s = -1.0  # nobody knows what chat would have alone: the step that tells is one of chat alone
+        step_s = -1.0  # the time of chat alone is not known: a step of chat alone will tell
     step_s = stretched_s(step_s, view, model.margin * alone_s)
-    longest = longest_decode(model, load, step_s)  # one that fits in no step beside chat must not keep the others out
+    longest = longest_decode(model, load, step_s)  # a decode that fits in no step beside chat must not keep the others out
     decodes, contexts = batch.decodes, batch.contexts
     sums: Sequence[int] | None = batch.context_sums
     if longest < math.inf and contexts and max(contexts) > longest:
@@ -122,7 +122,7 @@ def _budgeted(view: StepView, batch: Batch, config: PolicyConfig, model: Latency
     if view.online_waiting or online.prompt_tokens is not None:
         run += prefills[: min(drafted, prompts.count(budget.prefill_tokens))]
         with_drafts = sum([running[i].step_tokens for i in run[budget.decodes :]])
-        # Offline prompts that run would take the tokens of prompts that wait.
+        # Running offline prompts would take the tokens of online prompts that wait.
         tokens, space = budget.decodes + min(with_drafts, budget.prefill_tokens), (0, 0)
     elif budget.prefill_tokens == 0:
         space = (0, 0)
@@ -142,7 +142,7 @@ def _whole(view: StepView, batch: Batch, online: Online, offline_tokens: int) ->
         return online.load.decode_seqs + online.prompt_tokens + offline_tokens
     if view.online_waiting:
         return None
-    return len(batch.decoding) + batch.prompt_tokens + view.returning + offline_tokens
+    return len(batch.decoding) + batch.prompt_tokens + view.returning_tokens + offline_tokens
 
 
 def _max_tokens(view: StepView, config: PolicyConfig, model: LatencyModel, load: StepLoad) -> int:

@@ -14,8 +14,8 @@ from harvester.policy.step.view import StepView
 from harvester.policy.view import PolicyConfig
 
 MIN_PROMPT_CHUNK = 64  # tokens
-CUT_GAIN = 1.05  # times the TPOT: a step that is cut to be less shorter than this saves less than the step it adds
-FULL_STEP = 4.0  # times its online work alone: a step that offline work fills so far is used well enough
+CUT_GAIN = 1.05  # times the TPOT SLO: a step up to this long is not cut, since that saves less than the step it adds
+FULL_STEP = 4.0  # times its decodes alone: a step to which offline work adds so much is used well enough
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +27,9 @@ class Online:
 
 
 def limit_s(view: StepView, batch: Batch) -> float:
-    """Seconds that the step may take: inf where nothing is promised, 0 or less where a first token is already late.
+    """Seconds that the step may take: inf without an SLO, 0 or less where a first token is already late.
 
-    The least TPOT of those that decode, and the time left until the earliest first token is due. Where the prompts need several steps,
+    It is the smaller of the strictest TPOT SLO and the time until the earliest first token is due. Where the prompts need several steps,
     each gets an equal part of that time.
     """
     slack_s = first_token_slack_s(view, batch)
@@ -45,18 +45,18 @@ def first_token_slack_s(view: StepView, batch: Batch) -> float:
 
 
 def added_s(view: StepView, batch: Batch, config: PolicyConfig, alone_s: float, decodes_s: float) -> float:
-    """Seconds that offline work may add to a step whose online work takes ``alone_s``, of it without prompts ``decodes_s``.
+    """Seconds that offline work may add to a step. ``alone_s``: time of its online work; ``decodes_s``: the same without prompts.
 
-    A step beside chat that decodes keeps an arrival waiting to its end. It grows by at most a share of the TTFT SLO: by more than half of
-    that share only where it is short without, so that most of it would be what any step costs.
+    An arrival waits for the end of a step in which chat decodes. So the step grows by at most a share of the TTFT SLO: by half of that
+    share, and by more only where the decodes alone take long, since most of a shorter step would be what any step costs.
 
-    A step with prompts of chat grows to the same length and no further. Such steps follow each other while chat comes in a burst, and what
-    each adds, the last of the burst waits for.
+    A step with prompts of chat grows to the same length and no further. Such steps follow each other in a burst of chat, and the last
+    request of the burst waits for what each of them adds.
 
-    Where chat is promised no number, every step grows by a share of what it would take without: `PolicyConfig.max_slowdown`.
+    Where chat has no SLO, every step grows by a share of its time without offline work: `PolicyConfig.max_slowdown`.
     """
     unpromised_s = math.inf
-    if config.max_slowdown is not None and (batch.unpromised or view.waiting_unpromised or view.returning):
+    if config.max_slowdown is not None and (batch.unpromised or view.waiting_unpromised or view.returning_tokens):
         unpromised_s = max(0.0, PLANNED_SLOWDOWN * (config.max_slowdown - 1.0) * alone_s - view.debt_s)
     return min(unpromised_s, _promised_s(config, alone_s, decodes_s))
 
@@ -70,11 +70,11 @@ def _promised_s(config: PolicyConfig, alone_s: float, decodes_s: float) -> float
 
 
 def online_work(view: StepView, batch: Batch, config: PolicyConfig, model: LatencyModel) -> Online:
-    """What the online requests compute in the step, those that wait among them.
+    """What the online requests compute in the step, including those that wait.
 
-    Prompts are cut where the step would break the TPOT of those that decode by more than a twentieth, as long as no first token comes late
-    by it, or the further steps delay the first token by less than `PolicyConfig.max_ttft_delay_fraction` of the TTFT SLO. Each extra step
-    costs one more round of decodes.
+    Prompts are cut where the step would exceed the TPOT SLO by more than a twentieth. The cut must make no first token late, or its extra
+    steps must delay first tokens by less than `PolicyConfig.max_ttft_delay_fraction` of the TTFT SLO. Each extra step costs one more
+    round of decodes.
     """
     whole = online_load(view, batch)
     if whole.prefill_tokens == 0 or batch.tpot_s == math.inf:
@@ -103,9 +103,9 @@ def decodes_of(load: StepLoad) -> StepLoad:
 
 
 def online_load(view: StepView, batch: Batch, max_tokens: int | None = None) -> StepLoad:
-    """What the online requests compute: all that run or return, decodes first, then all that wait.
+    """Load of the online requests: all that run or return, decodes first, then all that wait.
 
-    ``max_tokens``: within which prompts are taken; None: the view's.
+    ``max_tokens``: maximum of the step; None: the view's.
     """
     most = view.max_tokens if max_tokens is None else max_tokens
     left = math.inf if most is None else most
@@ -115,9 +115,9 @@ def online_load(view: StepView, batch: Batch, max_tokens: int | None = None) -> 
         seqs, decodes, contexts = len(decoding), sum(r.step_tokens for r in decoding), sum(r.context for r in decoding)
     left -= decodes
     load = StepLoad(0, 0.0, decodes, contexts, seqs)
-    if view.returning:
-        load += StepLoad(0, 0.0, view.returning, view.returning_context, view.returning)
-        left = max(0, left - view.returning)
+    if view.returning_tokens:
+        load += StepLoad(0, 0.0, view.returning_tokens, view.returning_context, view.returning_tokens)
+        left = max(0, left - view.returning_tokens)
     for r in batch.prompts:
         tokens = int(min(r.step_tokens, left))
         if tokens <= 0:

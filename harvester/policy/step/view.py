@@ -1,4 +1,4 @@
-"""One step as it is planned: the engine's state with what the brain knows of queues and arrivals, and the outcome."""
+"""Input and result of planning one step: the engine's state with what the brain knows of queues and arrivals, and the plan."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Guarantee:
-    """To offline work: ``share`` of slots and KV, and with ``above_slo`` of a step's time even where chat's SLO does not hold then."""
+    """The guarantee to offline work: ``share`` of slots and KV, and with ``above_slo`` of a step's time, even if that breaks chat's SLO."""
 
     share: float
     above_slo: bool = False
@@ -36,18 +36,18 @@ class StepView:
     now_s: float = 0.0
     waiting_due_s: float = math.inf  # when the first of the waiting online requests' first tokens is due
     waiting_tokens: int = 0  # tokens of the waiting online prompts
-    offline_next: Sequence[int] = ()  # tokens that each of the first waiting offline requests will compute, as far as one can tell
-    returning: int = 0  # tokens of online requests whose KV is back from the host and that join this step
-    returning_context: int = 0  # tokens computed of them
+    offline_next: Sequence[int] = ()  # estimated tokens that each of the first waiting offline requests will compute
+    returning_tokens: int = 0  # tokens of online requests whose KV is back from the host and that join this step
+    returning_context: int = 0  # their computed tokens
     max_tokens: int | None = None  # most tokens of any step; None: not known
     offline_step_s: float = math.inf  # most seconds of a step of offline work alone
     loading_growth: int = 0  # KV blocks that offline requests whose KV is read back will still need
     reserve: tuple[int, int] | None = None  # slots and KV blocks kept for arrivals; None: the fixed share of `PolicyConfig`
     guarantee: Guarantee | None = None  # to offline work, for a job near its deadline
     ranks: Mapping[str, int] = field(default_factory=dict)  # of online requests: who goes first
-    waiting_unpromised: bool = False  # one of the waiting online requests has no time at which its first token is due
-    debt_s: float = 0.0  # by how much chat that is promised no number is behind what it may be delayed
-    gap_s: float | None = None  # until the next token of chat is due; None: the least TPOT that is promised
+    waiting_unpromised: bool = False  # one of the waiting online requests has no TTFT SLO
+    debt_s: float = 0.0  # seconds by which chat without an SLO is behind its allowed delay
+    gap_s: float | None = None  # seconds until the next token of chat is due; None: the strictest TPOT SLO holds
     freeing: Callable[[], Freeing] = unshared  # see `harvester.policy.view.EngineView`
     max_waited: int = 0  # KV blocks that the step may wait for while victims save them
     block_tokens: int = 16
@@ -57,7 +57,7 @@ class StepView:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """What runs in the step. The indices are places in `StepView.running`; ``run``, ``pause`` and ``preempt`` part them."""
+    """What runs in the step. The indices are places in `StepView.running`; ``run``, ``pause`` and ``preempt`` partition them."""
 
     run: tuple[int, ...]  # in this order
     pause: tuple[int, ...]  # left out of this step, KV kept
@@ -66,6 +66,6 @@ class StepPlan:
     offline_slots: int  # offline requests that may be admitted
     offline_blocks: int  # KV blocks, as admission counts them, that those may take together
     may_end: bool = False  # an arrival may end it early: it holds offline work, and no online prompt
-    tpot_s: float = math.inf  # least promised to the online requests that decode in it
+    tpot_s: float = math.inf  # strictest TPOT SLO of the online requests that decode in it
     offline_tokens: int | None = None  # of the step; None: no bound, offline work is alone
-    limit_s: float = math.inf  # that the step may last by what the online requests in it are promised
+    limit_s: float = math.inf  # longest step time that meets the SLO of its online requests

@@ -26,7 +26,7 @@ class Pace:
 
 
 def paced(receive: Receive, pace: Pace) -> Receive:
-    """``receive`` until the body is whole; raises `SlowBodyError` where it comes more slowly than ``pace``. What follows is not timed."""
+    """``receive``, but raises `SlowBodyError` if the body comes more slowly than ``pace``. Messages after the body are not timed."""
     loop = asyncio.get_running_loop()
     spent_s, held_bytes, is_whole = 0.0, 0, False
 
@@ -35,7 +35,7 @@ def paced(receive: Receive, pace: Pace) -> Receive:
         if is_whole:
             return await receive()
         left_s = pace.left_s(spent_s, held_bytes)
-        begun_s = loop.time()  # only the time that is waited counts, not that in which nobody asked for more
+        begun_s = loop.time()  # time in which the application asks for nothing does not count
         try:
             message = await asyncio.wait_for(receive(), max(0.0, left_s))
         except TimeoutError:
@@ -75,7 +75,7 @@ def answering(receive: Receive, send: Send, answer: Callable[[SlowBodyError], Aw
 
 
 async def read(receive: Receive, headers: Headers, max_bytes: int) -> bytes:
-    """The whole body. Raises `TooLargeError` before more is held."""
+    """The whole body. Raises `TooLargeError` before more than ``max_bytes`` is held, `ParameterError` if the client hangs up."""
     length = headers.get("content-length", "")
     if length.isdecimal() and (len(length) > 15 or int(length) > max_bytes):
         raise _too_long(max_bytes)
@@ -93,7 +93,7 @@ async def read(receive: Receive, headers: Headers, max_bytes: int) -> bytes:
 
 
 def again(body: bytes, receive: Receive) -> Receive:
-    """A body that was read, once more; then what comes after it."""
+    """A ``receive`` that replays a body already read, then continues with ``receive``."""
     left = [body]
 
     async def replay() -> Message:
@@ -103,7 +103,7 @@ def again(body: bytes, receive: Receive) -> Receive:
 
 
 def check_encoding(headers: Headers) -> None:
-    """Nothing is decompressed: a small body stays small. Raises `ParameterError`."""
+    """Refuse compressed bodies, so that a small body stays small. Raises `ParameterError`."""
     encoding = headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("", "identity"):
         raise ParameterError(f"the body is encoded as {encoding[:40]!r}, which this server does not decode; send it as it is")

@@ -1,4 +1,4 @@
-"""What stands before an application: whom it knows, and what is counted."""
+"""What the wall before an application checks with: keys, origins, quotas and limits."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from harvester.serve.access.tokens import Several, Tokens
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
 
-NOBODY = Identity(None, frozenset({Role.ADMIN}))  # who asks where no key is asked for
+NOBODY = Identity(None, frozenset({Role.ADMIN}))  # the caller on a server that asks for no key
 
 
 @dataclass(frozen=True)
 class Gate:
-    """Made once in each process. ``nobody``: who sends requests where no key is asked for."""
+    """Made once in each process. ``nobody``: the caller on a server that asks for no key."""
 
     keys: Authenticator = field(default_factory=KeyRing)
     origin: OriginCheck = field(default_factory=OriginCheck)
     quotas: Quotas = field(default_factory=lambda: Quotas(time.monotonic))
     nobody: Identity = NOBODY
-    meter: Meter | None = None  # of what the model is asked, where it stands before a model
+    meter: Meter | None = None  # counts what the model is asked; None for an application without a model
     pace: Pace = field(default_factory=Pace)  # of bodies
     slo_classes: frozenset[str] | None = None  # that a request may name; None: not checked
     media_hosts: frozenset[str] = frozenset()  # that images and the like of a request are fetched from
@@ -40,7 +40,10 @@ class Gate:
 
 
 def gate_of(config: ServeConfig, keys: Path, replicas: int | None = None, tracer: Tracer | None = None) -> Gate:
-    """``keys``: the file of keys, which may come and change at any time. ``replicas``: that share a key's requests to the model."""
+    """The gate of one process. ``keys``: the key file, which may come and change at any time.
+
+    ``replicas``: how many replicas share a key's requests to the model; None: the gate is not before a model.
+    """
     quotas = Quotas(time.monotonic, replicas or 1)
     ring = KeyRing(config.api_keys, keys, config.access.limits)
     tokens = config.access.tokens
@@ -59,7 +62,7 @@ def gate_of(config: ServeConfig, keys: Path, replicas: int | None = None, tracer
 def check_listening(config: ServeConfig, keys: Path) -> str | None:
     """Who may do everything because no key is asked for: ``this machine``, ``the network``, or None.
 
-    Raises `ConfigError` for the network, unless that was asked for, and for a loopback host behind which replicas would listen to it.
+    Raises `ConfigError` for the network, unless ``no_keys`` is set, and for a loopback host whose replicas would listen on the network.
     """
     if config.address is not None and config.ingress == "haproxy" and is_loopback(config.host):
         raise ConfigError(

@@ -9,7 +9,7 @@ from typing import Protocol
 from harvester.core import Role
 from jobs.access.limits import Limits
 
-NO_OWN = Limits()  # what a server has where nothing else is said
+NO_OWN = Limits()  # the defaults of a server
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +28,12 @@ class Identity:
         return bool(needed) and (self.is_admin or not self.roles.isdisjoint(needed))
 
     def owns(self, owner: str | None) -> bool:
-        """Whether a job, file or batch of ``owner`` is there for it. Those of a server without keys have no owner."""
+        """Whether it may see a job, file or batch of ``owner``. Without keys on the server, those have no owner."""
         return self.is_admin or (owner is not None and owner == self.name)
 
 
 class Authenticator(Protocol):
-    """Who a bearer token belongs to. Other sources of identities (JWT, say) implement it beside `KeyRing`."""
+    """Finds the identity of a bearer token. Other sources of identities (JWT, say) implement it beside `KeyRing`."""
 
     def asks_for_key(self) -> bool:
         """Whether requests need a token now. False: everybody is the administrator."""

@@ -31,7 +31,7 @@ log = logging.getLogger("harvester.access")
 
 PREFIX = "hk_"
 SECRET_BYTES = 32
-CONFIG_NAME = "config"  # owner of what keys of the configuration make
+CONFIG_NAME = "config"  # owner of what is made with keys of the configuration
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 
 
@@ -50,22 +50,22 @@ class KeyRecord(Frozen):
 
 
 class KeyBook(Frozen):
-    """The file. That it is there says that keys are asked for, even where none is left."""
+    """Content of the key file. If the file exists, the server asks for keys, even if none is left."""
 
     keys: tuple[KeyRecord, ...] = ()
 
 
 class KeyFile:
-    """The file of keys, for whoever changes it: one at a time, and whole at any moment."""
+    """Reads and changes the key file: one writer at a time, and the file is replaced atomically."""
 
     def __init__(self, path: Path, now_s: Callable[[], float] = time.time, mirror: Mirror | None = None) -> None:
-        """``mirror``: where the file lies for the server's other machines, which follow it."""
+        """``mirror``: storage of the file for the server's other machines, which follow it."""
         self.path = path
         self._now_s = now_s
         self._mirror = mirror
 
     def read(self) -> KeyBook:
-        """Raises `StorageError` where it is damaged; no file is a book without keys."""
+        """Content of the file; no file is a book without keys. Raises `StorageError` if it is damaged."""
         if self._mirror is not None:
             self._mirror.fetch(self.path)
         try:
@@ -78,7 +78,7 @@ class KeyFile:
             raise StorageError(f"the file of keys {self.path} is damaged; put a copy back, or remove it and make new keys") from error
 
     def add(self, name: str, roles: Sequence[Role], expires_at_s: float | None = None, limits: Limits | None = None) -> str:
-        """The new key. Raises `UsageError` for a name that is none, `StateError` for one that is taken."""
+        """Make a key and return it. Raises `UsageError` for an invalid name, `StateError` for one that is taken."""
         if not _NAME.fullmatch(name) or name == CONFIG_NAME:
             raise UsageError(f"{name!r} cannot name a key; use up to 63 of a-z, 0-9, dot, dash and underscore, other than {CONFIG_NAME}")
         key = PREFIX + secrets.token_urlsafe(SECRET_BYTES)
@@ -124,17 +124,17 @@ class KeyFile:
             os.close(lock)
 
     def _give(self, file: int) -> None:
-        """What root writes is its folder's owner's, before the server, which may run as them, sees it."""
+        """Give a file that root writes to the owner of its folder, before the server, which may run as that user, sees it."""
         if os.geteuid() == 0:
             owner = self.path.parent.stat()
             os.fchown(file, owner.st_uid, owner.st_gid)
 
 
 class KeyRing:
-    """Who a key belongs to: keys of the configuration, which may do everything, and those of the file.
+    """Finds whom a key belongs to. Knows the keys of the configuration, which may do everything, and those of the file.
 
-    The file is looked at with each request and read when it changed. One that was there and is gone, or is damaged, lets nobody in by its
-    keys: a mistake does not open a server.
+    The file is checked with each request and read again when it changed. If it has gone or is damaged, its keys let nobody in: a
+    mistake must not open a server.
     """
 
     def __init__(
@@ -160,7 +160,7 @@ class KeyRing:
     def identify(self, bearer: str) -> Identity | None:
         self._look()
         given = _digest(bearer)
-        if given in self._fixed:  # how long it takes to find a hash tells nothing of the key
+        if given in self._fixed:  # the time of a hash lookup tells nothing about the key
             return Identity(CONFIG_NAME, frozenset({Role.ADMIN}), self._limits)
         record = self._records.get(given)
         if record is None or not record.is_valid(self._now_s()):
@@ -179,11 +179,11 @@ class KeyRing:
 
 
 def merged(common: Limits, own: Limits | None) -> Limits:
-    """The limits of all keys with those that one key has of its own in their place."""
+    """The limits of all keys, overridden by those that one key has of its own."""
     if own is None:
         return common
     given = own.model_fields_set
-    if given == set(Limits.model_fields):  # of an earlier version, which wrote down those that nobody gave
+    if given == set(Limits.model_fields):  # of an earlier version, which also stored limits that nobody gave
         given = {name for name, field in Limits.model_fields.items() if getattr(own, name) != field.default}
     return common.model_copy(update={name: getattr(own, name) for name in given})
 

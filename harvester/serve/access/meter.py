@@ -18,7 +18,7 @@ from jobs.spec import Spent
 
 log = logging.getLogger("harvester.access")
 
-TELL_S = 5.0  # a replica that is killed loses the usage since
+TELL_S = 5.0  # between two reports; a killed replica loses the usage since the last
 MAX_LABELS = 100  # keys on `/metrics`; further ones are `other`
 
 
@@ -27,12 +27,12 @@ class UsageLedger(Protocol):
 
 
 class Meter:
-    """Used from one event loop. `run` tells the ledger until it is cancelled."""
+    """Used from one event loop. `run` reports to the ledger until it is cancelled."""
 
     def __init__(self, quotas: Quotas, registry: CollectorRegistry = REGISTRY) -> None:
         self._quotas = quotas
         self._teller, self._number = secrets.token_hex(8), 0
-        self._telling: list[Spent] = []  # nobody knows yet whether it has arrived: it is said again as it is
+        self._telling: list[Spent] = []  # reported, but not confirmed: it is sent again unchanged
         self._untold: Tally[tuple[str | None, str]] = Tally()  # by owner and column
         self._labels: set[str] = set()
         self._tokens = Counter("harvester_key_tokens", "Tokens of chat by API key.", ["key", "kind"], registry=registry)
@@ -42,7 +42,7 @@ class Meter:
         )
 
     def spent(self, who: Identity, prompt_tokens: int, output_tokens: int) -> None:
-        """An answer has ended."""
+        """Count an answer that has ended."""
         self._quotas.spend(who, prompt_tokens + output_tokens)
         label = self._label(who.name or "none")
         self._requests.labels(label).inc()
@@ -66,7 +66,7 @@ class Meter:
             await self.tell(ledger)
 
     async def tell(self, ledger: UsageLedger) -> None:
-        """Tell the ledger what it does not know yet. What cannot be told now is told later."""
+        """Report new usage to the ledger. If that fails, it is reported later."""
         if not self._telling:
             self._telling = self._taken()
             self._number += 1

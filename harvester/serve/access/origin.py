@@ -1,4 +1,4 @@
-"""Requests that a foreign page, or a foreign name for this server, made a browser send."""
+"""Refuses requests that a foreign page, or a foreign host name for this server, made a browser send."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
 class OriginCheck:
-    """``hosts``: names that the server answers to, beside localhost and addresses; None: all. ``origins``: of pages that may call it.
+    """``hosts``: host names to accept beside localhost and IP addresses; None: all. ``origins``: of pages that may call the server.
 
-    A foreign name could be made to point here (DNS rebinding), and its pages would read the answers. A page of another site could have
-    the user's browser change something, or read what its script is shown. A client that is no browser sends neither `Sec-Fetch-Site`
-    nor `Origin` and passes.
+    A foreign host name could be made to point here (DNS rebinding), so that its pages read the answers. A page of another site could make
+    the user's browser change something, or read what its script is shown. Clients that are no browsers send neither `Sec-Fetch-Site`
+    nor `Origin`, and pass.
     """
 
     def __init__(self, hosts: Collection[str] | None = None, origins: Collection[str] = ()) -> None:
@@ -48,14 +48,14 @@ class OriginCheck:
 
 
 def _is_from_here(method: str, origin: str | None, site: str | None, mode: str | None, host: str) -> bool:
-    """By `Sec-Fetch-Site` if the browser sends it, else by `Origin` beside the host called. A link from elsewhere may be followed."""
+    """Whether our own page asks: by `Sec-Fetch-Site` if sent, else by `Origin` and the host. Links from elsewhere may be followed."""
     if site is not None:
         return site in ("same-origin", "none") or (method in SAFE and mode == "navigate" and origin is None)
     return origin is None or origin.lower().partition("://")[2] == host.lower()
 
 
 def _name(host: str) -> str:
-    """Without port and brackets, in lower case."""
+    """The host name without port and brackets, in lower case."""
     try:
         return urlsplit(f"//{host}").hostname or ""
     except ValueError:
@@ -76,5 +76,5 @@ def is_loopback(host: str) -> bool:
 
 
 def known_hosts(host: str, allowed: Collection[str]) -> Collection[str] | None:
-    """Names of a server that listens on ``host``. None: any, for one that listens to the network has names that we cannot know."""
+    """Host names that a server accepts. None: any, because a server on the network has names that we cannot know."""
     return tuple(allowed) if allowed or is_loopback(host) else None

@@ -1,6 +1,6 @@
-"""How much each key has asked of late. Requests are counted when they come, tokens when they are known: a key in debt waits.
+"""Rate limits of keys, as refilling buckets. Requests are counted on arrival, tokens when they are known: a key in debt waits.
 
-Own code, because libraries for rates count by whole windows or keep an entry for every unit, and read the clock themselves.
+Own code, because rate-limit libraries count by whole windows or keep an entry for every unit, and read the clock themselves.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from harvester.errors import QuotaError
 from harvester.serve.access.identity import Identity
 from jobs.access.limits import Limits
 
-OPEN_WAIT_S = 1.0  # when a request of the same key may have ended
-MAX_KNOWN = 10_000  # names; those that nothing is known against are forgotten beyond
+OPEN_WAIT_S = 1.0  # retry hint: by then, a request of the same key may have ended
+MAX_KNOWN = 10_000  # accounts; beyond this, idle ones are dropped
 
 
 @dataclass(slots=True)
 class Bucket:
-    """Fills at ``per_minute``, holds a minute's worth, and may go below nothing by what it was not asked before."""
+    """Refills at ``per_minute`` and holds a minute's worth. Its level may be negative, after units were taken without asking first."""
 
     per_minute: float
     level: float
@@ -41,7 +41,7 @@ class Bucket:
 
 @dataclass(slots=True)
 class Account:
-    """Of one name."""
+    """What one key has left, and its open requests."""
 
     requests: Bucket | None
     tokens: Bucket | None
@@ -61,12 +61,12 @@ class Quotas:
         self._accounts: dict[tuple[str | None, Limits], Account] = {}
 
     def __len__(self) -> int:
-        """Names that something is known of."""
+        """Number of accounts kept."""
         return len(self._accounts)
 
     @contextmanager
     def entered(self, who: Identity, requests: int) -> Iterator[None]:
-        """Count a request that asks for as many answers, and have it open within the block. Raises `QuotaError`."""
+        """Count a request for so many answers (``requests``); it counts as open within the block. Raises `QuotaError`."""
         account, limits, now_s = self._account(who), who.limits, self._now_s()
         if limits.open_requests is not None and account.open_requests >= self._part(limits.open_requests):
             raise QuotaError(f"{account.open_requests} requests of this key are in work, as many as it may have; wait for one", OPEN_WAIT_S)

@@ -1,6 +1,6 @@
-"""Every route that is served, and who may ask for it. What no table lists is not served.
+"""Every route that is served, with the roles that may call it. A route that is in no table is not served.
 
-A route of vLLM that is new, or one that nobody looked at, is answered as if it were not there until a line here says whose it is.
+A route of vLLM that is new or was not reviewed is answered as unknown, until a line here gives it to a role.
 """
 
 from __future__ import annotations
@@ -27,32 +27,32 @@ ADMIN: Needed = frozenset({Role.ADMIN})
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """``is_asked``: its body is a request to the model, and is checked as one. ``is_streamed``: its route reads an upload in pieces."""
+    """``is_model_request``: the body is checked as a request to the model. ``is_streamed``: the route reads the body in pieces."""
 
     needed: Needed
-    is_asked: bool = False
+    is_model_request: bool = False
     is_streamed: bool = False
 
 
 class RouteTable:
-    """Routes as ``"METHOD /path/{name}"``. ``asked`` and ``streamed``: see `Route`."""
+    """Routes as ``"METHOD /path/{name}"``. ``model_requests`` and ``streamed``: see `Route`."""
 
-    def __init__(self, routes: Mapping[str, Needed], asked: Collection[str] = (), streamed: Collection[str] = ()) -> None:
+    def __init__(self, routes: Mapping[str, Needed], model_requests: Collection[str] = (), streamed: Collection[str] = ()) -> None:
         self.routes = dict(routes)
-        self._asked = frozenset(asked)
+        self._model_requests = frozenset(model_requests)
         self._streamed = frozenset(streamed)
         self._exact: dict[tuple[str, str], Route] = {}
         self._shaped: list[tuple[str, re.Pattern[str], Route]] = []
         for name, needed in routes.items():
             method, _, path = name.partition(" ")
-            route = Route(needed, name in self._asked, name in self._streamed)
+            route = Route(needed, name in self._model_requests, name in self._streamed)
             if "{" in path:
                 self._shaped.append((method, compile_path(path)[0], route))
             else:
                 self._exact[method, path] = route
 
     def find(self, method: str, path: str) -> Route | None:
-        """None: nobody listed it. HEAD is GET without its answer."""
+        """The route, or None if it is not in the table. HEAD is found as GET."""
         method = "GET" if method == "HEAD" else method
         exact = self._exact.get((method, path))
         if exact is not None:
@@ -60,15 +60,17 @@ class RouteTable:
         return next((route for wanted, shape, route in self._shaped if wanted == method and shape.match(path)), None)
 
     def has_path(self, path: str) -> bool:
-        """Whether it is served by any method: what a browser asks for before it sends one."""
+        """Whether any method is served at ``path``: what a browser's preflight asks."""
         routes = [route for (_, known), route in self._exact.items() if known == path]
         routes += [route for _, shape, route in self._shaped if shape.match(path)]
         return any(route.needed != SHUT for route in routes)
 
     def with_routes(self, added: Mapping[str, Role]) -> RouteTable:
-        """Also with the routes that a configuration gives to a role; what is sent to them is checked as a request to the model."""
+        """This table with the routes that a configuration gives to roles. What is sent to those is checked as a request to the model."""
         posts = {name for name in added if name.startswith("POST ")}
-        return RouteTable(self.routes | {name: frozenset({role}) for name, role in added.items()}, self._asked | posts, self._streamed)
+        return RouteTable(
+            self.routes | {name: frozenset({role}) for name, role in added.items()}, self._model_requests | posts, self._streamed
+        )
 
 
 def _documents(prefix: str = "") -> dict[str, Needed]:
@@ -94,7 +96,7 @@ _ASKED = (
     "POST /tokenize",
     "POST /detokenize",
 )
-# vLLM's further ways into the engine: what they ask is of another form, so no limit would hold.
+# vLLM's other ways into the engine: their bodies have another form, to which no limit would apply.
 _SHUT_WAYS = (
     "POST /invocations",
     "POST /inference/v1/generate",
@@ -172,7 +174,7 @@ CHAT_ROUTES = RouteTable(
         "POST /stop_profile": ADMIN,
         **dict.fromkeys((*_SHUT_WAYS, *_SHUT_CONTROLS), SHUT),
     },
-    asked=_ASKED,
+    model_requests=_ASKED,
     streamed=("POST /v1/audio/transcriptions", "POST /v1/audio/translations"),
 )
 JOBS_ROUTES = RouteTable(

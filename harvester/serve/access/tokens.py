@@ -20,10 +20,10 @@ from jobs.access.limits import Limits
 
 log = logging.getLogger("harvester.access")
 
-PREFIX = "jwt:"  # of the owner's name, which is nobody's key then
+PREFIX = "jwt:"  # of the owner's name, so that it is never the name of a key
 FETCH_S = 10.0
-FRESH_S = 300.0  # keys are fetched again
-AGAIN_S = 10.0  # not sooner, whoever sends tokens of unknown keys
+FRESH_S = 300.0  # after this, keys are fetched again
+AGAIN_S = 10.0  # least time between two fetches, however many tokens of unknown keys arrive
 MAX_NAME = 200
 LEEWAY_S = 30.0
 
@@ -73,13 +73,13 @@ class Tokens:
         return Identity(f"{PREFIX}{name}"[:MAX_NAME], roles, self._limits) if isinstance(name, str) and name and roles else None
 
     def _roles(self, claims: dict[str, Any]) -> frozenset[Role]:
-        """A list, or words as in `scope`. Those that are no roles of ours are another application's."""
+        """Roles in the claim, a list or a string of words as in `scope`. Unknown ones are another application's."""
         given = claims.get(self._config.roles_claim, [])
         words = given.split() if isinstance(given, str) else given if isinstance(given, list) else []
         return frozenset(role for role in Role if role in words)
 
     def refresh(self) -> None:
-        """Fetch the keys. Where that fails the ones that are known stay."""
+        """Fetch the provider's keys. If that fails, the known ones stay."""
         try:
             found = jwt.PyJWKSet.from_dict(self._fetch())
         except (httpx.HTTPError, OSError, ValueError, TypeError, jwt.PyJWTError) as error:
@@ -96,7 +96,7 @@ class Tokens:
 
 
 class Several:
-    """The first of several that knows a bearer says who it is."""
+    """Asks several authenticators: the first that knows a bearer token says whose it is."""
 
     def __init__(self, authenticators: Sequence[Authenticator]) -> None:
         self._authenticators = authenticators

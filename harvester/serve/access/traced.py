@@ -1,4 +1,4 @@
-"""A span for each request, from its arrival to the last byte of its answer; the application's own stand beneath it."""
+"""A span for each request, from its arrival to the last byte of its answer; the application's own spans are its children."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ PARENT, STATE = b"traceparent", b"tracestate"
 
 
 class Traced:
-    """ASGI middleware, before everything else. The application finds our `traceparent` (W3C) in the place of the client's.
+    """The outermost ASGI middleware. The application receives our `traceparent` (W3C) in place of the client's.
 
-    Not of ``OPTIONS``, by which HAProxy asks every second whether we are there.
+    ``OPTIONS`` requests get no span: with them HAProxy checks our health every second.
     """
 
     def __init__(self, app: ASGIApp, tracer: Tracer) -> None:

@@ -1,4 +1,4 @@
-"""The one wall before every application: host, origin, route, key, role, body, quota, in this order."""
+"""The wall: one middleware before every application that checks host, origin, route, key, role, body and quota, in this order."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ PRIORITY_HEADER = b"x-vllm-priority"  # vLLM's, which only harvester sets
 REQUEST_ID = b"x-request-id"
 _NAME = re.compile(rb"[\w.:-]{1,128}", re.ASCII)
 RETRY_AFTER_S = 1
-STRANGER = Identity(None, frozenset())  # at an open route
+STRANGER = Identity(None, frozenset())  # the caller of an open route
 _REFUSED = "this server needs an API key, but {what}; send one of its keys as Authorization: Bearer KEY (for commands: HARVESTER_API_KEY)"
 
 
 def guard(app: FastAPI, table: RouteTable, gate: Gate) -> None:
-    """Put the wall before ``app``. Call it last: what was put before it earlier stands behind."""
+    """Put the wall before ``app``. Call it last, so that it is outermost: middleware put before ``app`` earlier runs behind the wall."""
     if gate.origin.origins:
         allowed = sorted(gate.origin.origins)
         put_before(app, lambda inner: CORSMiddleware(inner, allow_origins=allowed, allow_methods=["*"], allow_headers=["*"]))
@@ -48,12 +48,12 @@ def guard(app: FastAPI, table: RouteTable, gate: Gate) -> None:
 
 
 def put_before(app: FastAPI, layer: Callable[[ASGIApp], ASGIApp]) -> None:
-    """Wrap all that ``app`` does. Its own list of middleware is closed once its stack is built, which vLLM does early."""
+    """Wrap all of ``app`` in a middleware. FastAPI's own list is closed once its stack is built, which vLLM does early."""
     app.middleware_stack = layer(app.middleware_stack or app.build_middleware_stack())
 
 
 class Wall:
-    """ASGI middleware. Nothing passes that ``table`` does not list; what is refused is not read, and never reaches the application."""
+    """ASGI middleware. Only routes of ``table`` pass. A body is read once route and key are accepted; no refused request passes."""
 
     def __init__(self, app: ASGIApp, table: RouteTable, gate: Gate) -> None:
         self._app = app
@@ -79,12 +79,12 @@ class Wall:
             await self._app(scope, receive, send)
 
     async def _passed(self, scope: Scope, receive: Receive, send: Send, stack: ExitStack) -> tuple[Receive, Send]:
-        """What the application may read, and where it answers. Raises the `HarvesterError` that says why it gets nothing."""
+        """``receive`` and ``send`` for the application. Raises the `HarvesterError` that says why the request is refused."""
         headers, method = Headers(scope=scope), scope["method"]
         self._gate.origin.check(method, headers)
         path = scope["path"].removeprefix(scope.get("root_path", ""))
         if method == "OPTIONS" and self._table.has_path(path):
-            return receive, send  # a browser asks whether it may; the application answers
+            return receive, send  # a browser's preflight; the application answers
         route = self._table.find(method, path)
         if route is None or route.needed == SHUT:
             raise NotFoundError(f"unknown route {method} {scope['path'][:80]}")
@@ -100,7 +100,7 @@ class Wall:
                 body = await read(receive, headers, who.limits.max_body_bytes)
                 check_brackets(body)
                 receive = again(body, receive)
-                requests = _checked(scope, body, who, self._gate) if route.is_asked else 1
+                requests = _checked(scope, body, who, self._gate) if route.is_model_request else 1
         if self._gate.meter is not None:
             stack.callback(SPENT.reset, SPENT.set(partial(self._gate.meter.spent, who)))
             stack.callback(ASKER.reset, ASKER.set(who.name))
@@ -117,7 +117,7 @@ class Wall:
         return answer
 
     def _admit(self, route: Route, headers: Headers) -> Identity:
-        """Raises `KeyRefusedError` or `RoleError`."""
+        """The caller's identity. Raises `KeyRefusedError` or `RoleError`."""
         if not self._gate.keys.asks_for_key():
             return self._gate.nobody
         scheme, _, key = headers.get("authorization", "").partition(" ")
@@ -132,7 +132,7 @@ class Wall:
 
 
 def _checked(scope: Scope, body: bytes, who: Identity, gate: Gate) -> int:
-    """The choices that a request to the model asks for. Raises `ParameterError` and `TooLargeError`."""
+    """Check a request to the model, and return how many choices it asks for. Raises `ParameterError` and `TooLargeError`."""
     if any(name == PRIORITY_HEADER for name, _ in scope["headers"]):
         scope["headers"] = [(name, value) for name, value in scope["headers"] if name != PRIORITY_HEADER]
     try:
@@ -148,7 +148,7 @@ def _checked(scope: Scope, body: bytes, who: Identity, gate: Gate) -> int:
 
 
 def request_id(scope: Scope) -> str:
-    """The name that a client gave its request, or one of ours, which the application finds in the same header."""
+    """The request's id: the client's if it is valid, else a new one, which the application finds in the same header."""
     given = next((value for name, value in scope["headers"] if name == REQUEST_ID), b"")
     if _NAME.fullmatch(given):
         return str(given.decode())
@@ -158,7 +158,7 @@ def request_id(scope: Scope) -> str:
 
 
 def _told(send: Send, request_id: str) -> Send:
-    """Gives every answer the name of its request, and every 429 and 503 a `Retry-After`, whoever answers."""
+    """Adds the request's id to every answer, and `Retry-After` to every 429 and 503 that lacks it."""
 
     async def sending(message: MutableMapping[str, Any]) -> None:
         if message["type"] == "http.response.start":

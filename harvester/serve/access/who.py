@@ -1,4 +1,4 @@
-"""Who sent a request, from the wall to the routes behind it."""
+"""Passes a caller's identity from the wall to the routes behind it, in the ASGI scope."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def remember(scope: Scope, identity: Identity) -> None:
 
 
 def identity_of(request: Request) -> Identity:
-    """Who sent it, as the wall before the application found. For use as a dependency of FastAPI."""
+    """The caller's identity, as the wall has found it. For use as a dependency of FastAPI."""
     found = request.scope[_SCOPE_KEY]
     assert isinstance(found, Identity)
     return found

@@ -29,11 +29,11 @@ log = logging.getLogger("harvester.ledger")
 
 NAMESPACE = "harvester"
 OPEN_WAIT_S = 300.0
-TOLD_S = 30.0  # that a ledger of a joined cluster is asked what it was started with
+TOLD_S = 30.0  # timeout for asking a ledger what it was started with, and for its end
 
 
 def ledger_name(state: Path) -> str:
-    """Of the actor, in its namespace."""
+    """Name of the ledger's actor, in `NAMESPACE`."""
     return f"ledger-{mark_of(state)}"
 
 
@@ -55,11 +55,11 @@ def start_ledger(
     logs: LogConfig | None = None,
     storage: str | None = None,
 ) -> Callable[[], None]:
-    """Start the actor, if a joined cluster does not have it from before, with the same configuration and of this version.
+    """Start the ledger's actor, unless the cluster runs it already, with the same arguments and of this version.
 
-    ``options``: Ray's, where to; a ledger that was started with others, as on a head that has gone since, is moved.
+    ``options``: Ray's, for its placement. A ledger that was started with others, as on a head that has gone since, is replaced.
 
-    Returns what waits until the ledger is open; that raises the ledger's own error.
+    Returns a function that waits until the ledger is open, and raises the ledger's own error.
     """
     given = (str(state), place, lease_s, deadlines or DeadlineConfig(), logs or LogConfig(), storage)
     told = digest_of(*given, options)
@@ -73,14 +73,14 @@ def start_ledger(
 
 
 def _ended_other(name: str, told: str) -> bool:
-    """End the ledger of that name, if there is one that was started with anything else; whether that was done.
+    """End a ledger of that name that was started with other arguments. Returns whether there was one.
 
     Raises `StorageError` where it does not end.
     """
     if not has_ledger(name):
         return False
     handle: Any = ray.get_actor(name, namespace=NAMESPACE)
-    with suppress(AttributeError, RayActorError, RayTaskError, GetTimeoutError):  # of an earlier version, or it has no ledger to tell of
+    with suppress(AttributeError, RayActorError, RayTaskError, GetTimeoutError):  # of an earlier version, failed or silent
         found: Any = ray.get(handle.told.remote(), timeout=TOLD_S)
         if found == told:
             return False
@@ -165,8 +165,8 @@ class LedgerActor:
     async def keep(self, lease_id: str, stats: PartStats) -> bool:
         return bool(await self._call("keep", lease_id, stats, timed=True))
 
-    async def doubt(self, job_id: str, slice_id: int) -> None:
-        await self._call("doubt", job_id, slice_id, timed=True)
+    async def reopen_slice(self, job_id: str, slice_id: int) -> None:
+        await self._call("reopen_slice", job_id, slice_id, timed=True)
 
     async def fail(self, job_id: str, message: str) -> None:
         await self._call("fail", job_id, message, timed=True)

@@ -1,7 +1,7 @@
-"""The applications for who deploys Serve applications by name: KubeRay's `RayService`, or `serve deploy`, in place of `harvester serve`.
+"""Builders of the applications for KubeRay's `RayService` and `serve deploy`, which replace `harvester serve`.
 
-Called by Ray Serve on the cluster, once for each application of ``serveConfigV2``. Each builder takes the same arguments and may be the
-first: the ledger is started by whoever comes first. State folder and config file are at the same path on every node; with a storage the
+Ray Serve calls them on the cluster, once for each application of ``serveConfigV2``. Each takes the same arguments; whichever is called
+first starts the ledger. State folder and config file are at the same path on every node; with a storage the
 state folder may be each node's own.
 """
 
@@ -62,8 +62,8 @@ def batches(given: Arguments) -> serve.Application:
 
 
 def _prepared(given: Arguments) -> tuple[ServeConfig, ModelChoice, Path, str]:
-    """Raises `HarvesterError` for a config that cannot be served, or a ledger that does not open."""
-    is_haproxy = os.environ.get("RAY_SERVE_ENABLE_HA_PROXY") == "1"  # as the controller, which somebody else has started, was told
+    """Load the config and start the ledger. Raises `HarvesterError` if the config cannot be served or the ledger does not open."""
+    is_haproxy = os.environ.get("RAY_SERVE_ENABLE_HA_PROXY") == "1"  # as Serve's controller was started, which is not our process
     config = load_config(Path(given.config), {"address": "auto", "ingress": "haproxy" if is_haproxy else "proxy"})
     folder = StateFolder(Path(given.state).absolute())
     keep_private()
@@ -83,7 +83,7 @@ def _prepared(given: Arguments) -> tuple[ServeConfig, ModelChoice, Path, str]:
 
 
 def _ready(folder: StateFolder, config: ServeConfig) -> None:
-    """`ready_state`, behind builders of other applications that are at it. Raises `HarvesterError`."""
+    """`ready_state`, once builders of other applications have released the lock. Raises `HarvesterError`."""
     deadline_s = time.monotonic() + LOCK_WAIT_S
     while True:
         try:

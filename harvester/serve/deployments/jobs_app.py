@@ -31,7 +31,7 @@ from harvester.serve.http.live.events import FrameSource
 from harvester.serve.http.live.history import History
 from harvester.serve.http.live.history_api import keep_looking
 from harvester.serve.http.metrics_api import Fleet
-from harvester.serve.kept_up import kept_up
+from harvester.serve.keep_running import keep_running
 from harvester.serve.processes import MARK, lower_priority, mark_of
 from harvester.traces import flush, tracer_of
 from jobs.access.handle import make_key
@@ -45,7 +45,7 @@ REMEMBER_S = 1.0
 
 
 class JobsApp:
-    """Asks the ledger and the replicas; keeps what replicas told in the state folder (`History`)."""
+    """Reads the ledger and the replicas; keeps a history of what the replicas reported in the state folder (`History`)."""
 
     def __init__(self, config: ServeConfig, choice: ModelChoice, state: str, ledger: str, url: str, cpu: bool, pid: int | None) -> None:
         keep_to_loopback()
@@ -62,10 +62,10 @@ class JobsApp:
             "price": None if config.price is None else config.price.model_dump(),
             "started_at_s": time.time(),
         }
-        self._told: dict[str, Any] = {}  # of the model, by a replica
+        self._told: dict[str, Any] = {}  # what a replica reported of the first model
         make_key(folder)
         self._replicas = Replicas(config.models)
-        self._further: dict[str, dict[str, Any]] = {}  # what further models can, as soon as one of their replicas has told
+        self._further: dict[str, dict[str, Any]] = {}  # abilities of further models, once one of their replicas has reported them
         self._models = tuple(config.models)
         self._scale = Scale(config, folder.scale, cpu=cpu)
         noted = {choice.name: config} | {name: config.of(name) for name in config.models}
@@ -100,7 +100,7 @@ class JobsApp:
         )
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
-        self._tasks = [asyncio.create_task(kept_up(name, run)) for name, run in self._beside.items()]
+        self._tasks = [asyncio.create_task(keep_running(name, run)) for name, run in self._beside.items()]
         return self._app
 
     async def _rescale(self, number: int, model: str | None) -> dict[str, Any]:
@@ -108,7 +108,7 @@ class JobsApp:
         return {"replicas": number, "was": await self._scale(number, model)}
 
     async def _remember(self) -> None:
-        """Ask what the models can while a replica is there: the question would load one that sleeps."""
+        """Ask what the models can do while a replica runs: a later question would load a model that sleeps."""
         while not self._told or len(self._further) < len(self._models):
             with suppress(Exception):  # of Ray, while a replica starts or goes
                 await self._replicas.now()  # raises where there is none
@@ -140,5 +140,5 @@ def jobs_app(config: ServeConfig, choice: ModelChoice, state: Path, ledger: str,
         graceful_shutdown_wait_loop_s=0.1,
         graceful_shutdown_timeout_s=1.0,
     )(serve.ingress()(JobsApp))
-    # Of a joined cluster the application outlives the process that deployed it.
+    # In a joined cluster the application outlives the process that deployed it: it gets no ``pid``.
     return bound(deployment, config, choice, str(state), ledger, url, cpu, beside=(pid if config.address is None else None,))

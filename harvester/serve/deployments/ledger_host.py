@@ -1,4 +1,4 @@
-"""The process of the ledger: a Ray actor that opens it, and opens it again where it must."""
+"""The ledger's process: a Ray actor that opens the ledger, and opens it again if it must."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ log = logging.getLogger("harvester.ledger")
 
 LOCK_WAIT_S = 20.0
 BUSY_S = 1.0
-PAUSE_S = 0.05  # between two calls: nobody waited
+PAUSE_S = 0.05  # if more passes between two calls, no call was waiting
 AGAIN_S = 5.0  # between two tries to open a ledger that could not be opened
 
 
 class LedgerHost:
     """The actor. Calls arrive one at a time. A restarted actor opens the ledger again and continues.
 
-    Where it cannot (a storage or a database that is away, a full disk), callers are told why, and later calls try again: Ray starts
-    no actor again whose constructor failed. One that another has taken the place of says so to every caller, and decides nothing any more.
+    If it cannot (storage or database away, disk full), callers get the reason and later calls try again, because Ray does not restart
+    an actor whose constructor failed. A ledger that was replaced by another tells every caller so, and decides nothing any more.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class LedgerHost:
         *,
         takes_over: bool = False,
     ) -> None:
-        """``told``: digest of the rest. ``takes_over``: from an actor of another digest, whose leases go on."""
+        """``told``: digest of the other arguments. ``takes_over``: from an actor with another digest, whose leases go on."""
         lower_priority()
         keep_private()
         again = ray.get_runtime_context().was_current_actor_reconstructed
@@ -60,7 +60,7 @@ class LedgerHost:
         self._clock = ClockWatch(time.time, time.monotonic)
         self._try_at_s = 0.0
         self._over: OwnerError | None = None
-        self._why: HarvesterError | None = None  # the ledger is not open
+        self._why: HarvesterError | None = None  # why the ledger is not open
         self._ledger: Ledger | None = None
         if again:
             with suppress(HarvesterError):
@@ -71,11 +71,11 @@ class LedgerHost:
                 self._opening.folder().forget_unmade({view.id for view in self._ledger.jobs()})
 
     def told(self) -> str:
-        """Digest of what it was started with: Ray starts it again with the same, whatever the configuration says by then."""
+        """Digest of the arguments it was started with. Ray restarts it with the same, even if the configuration has changed since."""
         return self._told
 
     def call(self, method: str, args: tuple[Any, ...], timed: bool) -> Any:
-        """Call a `Ledger` method; ``timed`` appends the clock."""
+        """Call a `Ledger` method; ``timed`` appends the time as an argument."""
         by_s = self._clock.set_by_s()
         if by_s is not None:
             log.warning("clock_set by_s=%.1f", by_s)
@@ -111,7 +111,7 @@ class LedgerHost:
                 self._ledger.was_busy(busy_s)
 
     def _opened(self) -> Ledger:
-        """Open it where it is not. Raises why it cannot be opened, for some seconds without another try: callers stand in line."""
+        """The ledger, opened if it is not. If that fails, raises why, for `AGAIN_S` without another try, because callers stand in line."""
         if self._ledger is not None:
             return self._ledger
         if self._why is not None and time.monotonic() < self._try_at_s:
@@ -128,14 +128,14 @@ class LedgerHost:
 
 
 class BusyQueue:
-    """Calls that follow each other without a pause: heartbeats wait behind them, however short each of them is."""
+    """Measures calls that follow each other without a pause: heartbeats wait behind them, however short each of them is."""
 
     def __init__(self) -> None:
         self._ended_s = float("-inf")
-        self._busy_s = 0.0  # since the last pause, that nobody was told of yet
+        self._busy_s = 0.0  # since the last pause, and not yet returned by `took`
 
     def took(self, began_s: float, ended_s: float) -> float:
-        """A call took so long. Returns the seconds by which leases are to last longer: 0 until `BUSY_S` have come together."""
+        """Count a call. Returns the seconds by which leases are to last longer: 0 until `BUSY_S` have come together."""
         if began_s - self._ended_s > PAUSE_S:
             self._busy_s = 0.0
         self._busy_s, self._ended_s = self._busy_s + ended_s - began_s, ended_s
@@ -147,7 +147,7 @@ class BusyQueue:
 
 
 class _Opening:
-    """How the ledger is opened, as often as it must be."""
+    """Opens the ledger, as often as it must be, with the same arguments."""
 
     def __init__(self, root: Path, place: Place, lease_s: float, deadlines: DeadlineConfig, logs: LogConfig, storage: str | None) -> None:
         self._root, self._place, self._lease_s, self._deadlines, self._logs, self._storage = root, place, lease_s, deadlines, logs, storage

@@ -37,7 +37,7 @@ from jobs.storage.place import state_folder
 log = logging.getLogger("harvester.files")
 PREFIXES = {"files": "/v1/files", "batches": "/v1/batches"}  # by the application's name
 SWEEP_S = 600.0
-SWITCH_S = 0.0005  # between threads: with Python's 5 ms an answer takes 0.2 s while an input file is read beside it
+SWITCH_S = 0.0005  # thread switch interval: with Python's 5 ms an answer takes 0.2 s while a thread reads an input file
 
 
 class FilesApp:
@@ -98,7 +98,7 @@ class BatchesApp:
         self._keeping: asyncio.Task[None] | None = None
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
-        set_timer_slack(USUAL_S)  # the threads that read input files, which rest briefly, have it from this one
+        set_timer_slack(USUAL_S)  # inherited by the threads that read input files, which sleep briefly
         self._keeping = asyncio.create_task(self._controller.run())
         return self._app
 

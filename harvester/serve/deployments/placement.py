@@ -1,4 +1,4 @@
-"""Where what is not a replica runs in a cluster that was joined, and in which environment: its nodes know nothing of us."""
+"""Where everything but replicas runs in a joined cluster, and in which environment: its nodes know nothing of us."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ _NODE_ID = "ray.io/node-id"
 
 
 def head_node() -> str | None:
-    """The id of the cluster's head; None where it does not say."""
+    """Node id of the cluster's head; None if no live node is marked as the head."""
     return next((str(node["NodeID"]) for node in ray.nodes() if node["Alive"] and _HEAD in node["Resources"]), None)
 
 
 def ledger_options(config: ServeConfig) -> dict[str, Any]:
-    """Of the ledger's actor: on the head, wherever its tables are.
+    """Options of the ledger's actor: on the head, wherever its tables are.
 
-    Ray takes up to a minute to notice that another machine has lost its power, and nobody gets an answer of the ledger meanwhile.
+    On another machine that lost its power, the ledger would not answer until Ray notices, which takes up to a minute.
     """
     return {} if config.address is None else application_options(config)
 
 
 def application_options(config: ServeConfig) -> dict[str, Any]:
-    """On the head; elsewhere only once the head has gone."""
+    """Options of an application's actors: on the head, elsewhere only once the head has gone."""
     head = head_node() if config.address is not None else None
     if head is None:
         return {"num_cpus": 0}

@@ -36,9 +36,9 @@ from harvester.serve.deployments.slice_spans import spans_of
 from harvester.serve.deployments.turns import turn_on_gpu
 from harvester.serve.deployments.version import bound
 from harvester.serve.environment import use_haproxy
+from harvester.serve.http.forwarding import add_forwarding
 from harvester.serve.http.page import add_page
-from harvester.serve.http.sent_on import send_on
-from harvester.serve.kept_up import kept_up
+from harvester.serve.keep_running import keep_running
 from harvester.serve.machine.cores import on_own_cores
 from harvester.serve.processes import lower_priority
 from harvester.timers import USUAL_S, set_timer_slack
@@ -50,7 +50,7 @@ from jobs.storage.place import state_folder
 
 
 def _own_cores(config: ServeConfig) -> AbstractContextManager[None]:
-    """Of replicas that share this machine; those of a joined cluster may be anywhere."""
+    """Binds CPU replicas that share this machine to their own cores. Those of a joined cluster may be anywhere, and are not bound."""
     if config.replicas.max == 1 or config.address is not None or sys.platform != "linux":
         return nullcontext()
     return on_own_cores(serve.get_replica_context().rank.rank, config.replicas.max)
@@ -66,12 +66,12 @@ class Replica:
         set_timer_slack(USUAL_S)  # the engine's processes inherit it: their waits are short
         folder = await asyncio.to_thread(state_folder, Path(state), config.storage)
         write_logs(config.logs, folder.logs, "replica")
-        tracer = tracer_of(config.traces, "replica")  # sets what vLLM's processes are to read
+        tracer = tracer_of(config.traces, "replica")  # sets environment variables for vLLM's processes
         forked.begin(sockets=os.environ.get("VLLM_RPC_BASE_PATH"))  # the server's own folder, where it is on this machine
         with kept_logs(), forked.uncollected():
             from harvester.engine.vllm import surface
 
-            surface.require()  # before what a vLLM of another version may not have is imported
+            surface.require()  # before the imports below, which another version of vLLM may lack
             from harvester.engine.frontend.host import EngineHost
             from harvester.engine.launch.arguments import engine_arguments
             from harvester.engine.launch.profiles import profile_path
@@ -109,9 +109,9 @@ class Replica:
         self._table = CHAT_ROUTES.with_routes(config.access.routes)
         self._profile = profile
         assert self._gate.meter is not None
-        self._telling = asyncio.create_task(kept_up("usage", partial(self._gate.meter.run, LedgerActor(ledger))))
+        self._telling = asyncio.create_task(keep_running("usage", partial(self._gate.meter.run, LedgerActor(ledger))))
         self._floor = Floor(config.replicas, choice.name, LedgerActor(ledger))
-        self._asking = asyncio.create_task(kept_up("floor", self._floor.run))
+        self._asking = asyncio.create_task(keep_running("floor", self._floor.run))
         self._harvest = asyncio.create_task(self._runner.run())
         self._leaving = asyncio.create_task(self._leave())
         self._profiling = asyncio.create_task(self._measure(known=profile.is_file()))
@@ -128,7 +128,7 @@ class Replica:
         await asyncio.to_thread(self._send_profile)
 
     def _send_profile(self) -> None:
-        """To the storage, for replicas on other machines; one that does not answer costs them a measurement of their own."""
+        """Send the profile to the storage, for replicas on other machines. If that fails, each of those measures for itself."""
         mirror = self._folder.mirror
         if mirror is not None and self._profile.is_file():
             with suppress(StorageError):
@@ -136,7 +136,7 @@ class Replica:
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
         add_page(self._host.app)
-        send_on(self._host.app, self._config, self._table)
+        add_forwarding(self._host.app, self._config, self._table)
         guard(self._host.app, self._table, self._gate)
         return self._host.app
 
@@ -146,7 +146,7 @@ class Replica:
             await self._harvest  # raises why it ended
 
     async def stop_harvest(self) -> None:
-        """Give every lease back now: the whole server stops, and rows in work are computed again by the next."""
+        """Stop harvesting and give every lease back, because the whole server stops. The next one computes the rows in work again."""
         self._harvest.cancel()
         with suppress(asyncio.CancelledError, EngineGone):
             await self._harvest
@@ -164,19 +164,19 @@ class Replica:
         }
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """What Serve's controller is told for `harvester.serve.deployments.scale.scaling.with_floor`."""
+        """Metrics for Serve's controller, read by `harvester.serve.deployments.scale.scaling.with_floor`."""
         return self._floor.stats()
 
     async def record_routing_stats(self) -> dict[str, Any]:
-        """What Serve's proxies are told twice a second, for `ChatRouter`."""
+        """Stats for Serve's proxies, sent twice a second, read by `ChatRouter`."""
         return {EXPECTED_S: self._host.expected_s()}
 
     async def now(self) -> dict[str, Any]:
-        """What the page shows of this replica: `harvester.engine.frontend.snapshot`, under its name."""
+        """This replica's state for the page: `harvester.engine.frontend.snapshot`, with its id."""
         return {"id": serve.get_replica_context().replica_id.unique_id, **self._host.now()}
 
     async def metrics(self) -> dict[str, str]:
-        """What `/metrics` of this replica shows, for that of the whole fleet."""
+        """This replica's `/metrics`, to be merged with those of the whole fleet."""
         context = serve.get_replica_context()
         text = await asyncio.to_thread(generate_latest)
         return {"replica": str(context.rank.rank), "id": context.replica_id.unique_id, "text": text.decode()}

@@ -1,4 +1,4 @@
-"""What is private to Ray Serve and used in the process of a deployment: one place, driven by tests on a real Serve."""
+"""Uses of Ray Serve's private API in the process of a deployment, in one place and tested on a real Serve."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LOOK_S = 0.25
 
 
 def keep_to_loopback() -> None:
-    """Call it from a deployment's constructor. Serve is about to open a gRPC port on every interface, for calls that we do not make."""
+    """Make Serve open its gRPC port on loopback, not on every interface: we do not call it. Call this in a deployment's constructor."""
     module: Any = serve_replica
     opens = module.add_port_to_grpc_server
 
@@ -27,7 +27,7 @@ def keep_to_loopback() -> None:
 
 
 async def told_to_leave() -> None:
-    """Return when Serve has begun to stop this replica: it says so nowhere, and calls the destructor after the last open request."""
+    """Return when Serve begins to stop this replica. Serve does not announce it, and calls the destructor after the last open request."""
     worker: Any = ray._private.worker.global_worker
     actor = worker.actors[worker.actor_id]
     while not actor._replica_impl._shutting_down:  # noqa: ASYNC110 - Serve has no event to wait for
@@ -35,18 +35,18 @@ async def told_to_leave() -> None:
 
 
 async def answers(response: DeploymentBroadcastResponse, wait_s: float) -> list[Any]:
-    """Of each replica that was asked its answer, or what it failed with; `TimeoutError` for one that is silent for ``wait_s``.
+    """The answer or exception of each replica of a broadcast; `TimeoutError` for one that is silent for ``wait_s``.
 
-    Serve waits for all, or with a time of its own throws every answer away: one machine without power hid all others for a minute.
+    Serve itself waits for all replicas, or on its own timeout drops every answer: one machine without power hid all others for a minute.
     """
     asked = await response._fetch_replica_results_async()
     return await asyncio.gather(*(asyncio.wait_for(one.get_async(), wait_s) for one in asked), return_exceptions=True)
 
 
 async def set_replicas(app: str, deployment: str, number: int) -> bool:
-    """Have Serve run so many; False where the application was not deployed with ``external_scaler_enabled``.
+    """Have Serve run ``number`` replicas. False if the application was not deployed with ``external_scaler_enabled``.
 
-    Serve's own way is its dashboard, which we do not start. Raises `ValueError` for an application that is not there.
+    Serve's public way is its dashboard, which we do not start. Raises `ValueError` for an application that is not there.
     """
     client: Any = _get_global_client()
     try:

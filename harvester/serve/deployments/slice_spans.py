@@ -35,7 +35,7 @@ class _Note:
         self._span = span
 
     def __call__(self, stats: PartStats) -> None:
-        """What its part holds."""
+        """Record what the slice's part holds."""
         told: Mapping[str, int] = {
             "harvester.rows_ok": stats.rows_ok,
             "harvester.rows_error": stats.rows_error,

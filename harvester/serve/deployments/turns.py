@@ -13,10 +13,10 @@ from pathlib import Path
 
 @asynccontextmanager
 async def turn_on_gpu(num_gpus: float | None, folder: Path | None = None) -> AsyncIterator[None]:
-    """Hold the right to start an engine on this process's GPU. Without a share of one (``num_gpus`` below 1) there is nothing to wait for.
+    """Hold a lock to start an engine on this process's GPU, if replicas share it (0 < ``num_gpus`` < 1). Otherwise nothing is locked.
 
-    While vLLM measures what a model takes, it counts all memory that goes from the GPU as its own: of two engines that start at once, one
-    would find too little left for KV. The right ends with the process.
+    While vLLM measures a model's memory, it counts all GPU memory taken meanwhile as its own: of two engines that start at once, one
+    would find too little left for KV. The lock ends with the block, or with the process.
     """
     if num_gpus is None or not 0 < num_gpus < 1:
         yield

@@ -1,4 +1,4 @@
-"""Say when a deployment is the same as the one that runs, so that Serve leaves its replicas alone."""
+"""Version deployments by their arguments, so that Serve leaves the replicas of an unchanged one alone."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ IN_PLACE = {"replicas", "drain_s"}  # Serve changes these without another proces
 
 
 def bound(deployment: Any, *given: Any, beside: tuple[Any, ...] = ()) -> serve.Application:
-    """The deployment with its constructor's arguments. Deployed again, its replicas are replaced only if ``given`` has changed.
+    """Bind constructor arguments to the deployment. If it is deployed again, replicas are replaced only if ``given`` has changed.
 
-    ``beside``: further arguments, which do not count. Without a version of ours, Serve replaces all replicas each time.
+    ``beside``: further arguments, which are not part of the version. Without our version, Serve replaces all replicas each time.
     """
     version = digest_of(*given)
     application: serve.Application = deployment.options(_internal=True, version=version).bind(*given, *beside)
@@ -26,7 +26,7 @@ def bound(deployment: Any, *given: Any, beside: tuple[Any, ...] = ()) -> serve.A
 
 
 def digest_of(*given: Any) -> str:
-    """Of this version and of arguments that JSON, Pydantic or dataclasses can tell."""
+    """Digest of harvester's version and of arguments that are JSON values, Pydantic models or dataclasses."""
     told = json.dumps([__version__, *map(_told, given)], sort_keys=True, default=str)
     return hashlib.sha256(told.encode()).hexdigest()[:16]
 

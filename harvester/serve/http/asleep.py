@@ -1,4 +1,4 @@
-"""What is asked of a model while it has no replica: the ingress sends it here, below ``/asleep`` and its own path."""
+"""Answers requests to a model without replicas. The ingress sends them here, as ``/asleep`` plus their own path."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _MESSAGE = "the model is not loaded while nobody uses it; it is being loaded now
 
 
 def add_asleep(app: FastAPI, wake: Wake) -> None:
-    """Add the routes below ``/asleep``. ``wake`` has a model loaded and says in how many seconds it probably answers.
+    """Add the routes below ``/asleep``. ``wake`` starts loading a model and returns in how many seconds it probably answers.
 
-    Requests to the model load it. The page and the health checks answer as if it were there, and load nothing. What asks again and again
-    would keep it loaded. A balancer that hears of no health sends no chat.
+    Requests to the model load it. The page and the health checks are answered without loading it: being polled, they would keep it
+    loaded. If health checks failed, a load balancer would send no chat.
     """
     page = Asset("index.html")
 

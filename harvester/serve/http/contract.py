@@ -27,15 +27,15 @@ _WHY = {
 
 
 def refusal(status: int, shape: type[BaseModel]) -> dict[str, Any]:
-    """A response object of the document."""
+    """An OpenAPI response object for error ``status``."""
     return {"description": _WHY[status], "content": {"application/json": {"schema": {"$ref": _REF.format(model=shape.__name__)}}}}
 
 
 def describe(app: FastAPI, shape: type[BaseModel], *, asks_for_key: Callable[[], bool]) -> None:
-    """Complete the document that ``app`` gives of itself. ``shape``: the body of each of its errors.
+    """Add error answers to the OpenAPI document of ``app``. ``shape``: the body of each error.
 
-    What follows from an operation's form is added: 400 with a query or a body, 404 with a name in its path, 409 where it changes what is
-    named, 408, 413 and 429 for what the wall counts, 403 and 500 always. A route says itself what else it answers.
+    They follow from each operation's form: 400 with a query or a body, 404 with a name in its path, 409 if it changes what is
+    named, 408, 413 and 429 for the wall's limits, 401 if keys are asked for, 403 and 500 always. A route declares others itself.
     """
     plain = app.openapi
 

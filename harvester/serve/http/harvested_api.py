@@ -46,7 +46,7 @@ class Tables(Protocol):
 
 
 def summed(table: pa.Table, by: Group) -> list[Harvested]:
-    """Of rows of the ledger's table ``harvested``, the latest day and the most GPU-hours first."""
+    """Sums over rows of the ledger's table ``harvested``. By day the latest comes first, else the most GPU-hours."""
     found = table.group_by([_COLUMN[by], "currency"]).aggregate([(name, "sum") for name in _SUMS]).to_pylist()
     rows = [_row(one, _COLUMN[by]) for one in found]
     return sorted(rows, key=lambda row: row.name or "" if by is Group.DAY else row.gpu_hours, reverse=True)
@@ -57,7 +57,7 @@ def _row(one: dict[str, Any], column: str) -> Harvested:
 
 
 def add_harvested(app: FastAPI, tables: Tables) -> None:
-    """Add ``GET /harvested`` over what of the ledger is the asker's."""
+    """Add ``GET /harvested`` over the caller's own part of the ledger."""
 
     @app.get("/harvested")
     async def harvested(who: Who, by: Group = Group.JOB) -> Report:

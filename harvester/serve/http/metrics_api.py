@@ -1,6 +1,6 @@
-"""``GET /metrics`` of the jobs application: the metrics of every replica, told apart by label so that they add up, and those of jobs.
+"""``GET /metrics`` of the jobs application: the metrics of every replica, labelled so that they add up, and those of jobs.
 
-A replica's own `/metrics` is behind a proxy that picks one of several: its counters would jump. Here are all, under the labels
+A replica's own `/metrics` is behind a proxy that picks a replica for each scrape: its counters would jump. Here are all, with labels
 ``replica`` (its rank, which its successor takes over) and ``model``. A replica that does not answer is missing for one scrape.
 """
 
@@ -41,7 +41,7 @@ class LedgerSeen(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """What a scrape shows. ``wanted``: replicas that there are to be, of a range the fewest."""
+    """Sources of a scrape. ``wanted``: target number of replicas; of a range, the minimum."""
 
     ledger: LedgerSeen
     replicas: ReplicaTexts
@@ -58,15 +58,15 @@ class _Shown(Collector):
 
 
 def merged(told: Sequence[Mapping[str, str]], model: str) -> list[Metric]:
-    """The families of all replicas, each once. ``told``: ``replica``, ``id``, ``text``, and ``model`` where it is a further one.
+    """Merge the metric families of all replicas. ``told``: ``replica`` (a rank), ``id``, ``text``, and ``model`` if it is a further one.
 
-    Of two replicas with one rank, the first is taken.
+    Of two replicas with the same rank, the first is taken.
     """
     families: dict[str, Metric] = {}
     seen: set[tuple[str, str]] = set()
     for one in told:
         own = one.get("model", model)
-        if (own, one["replica"]) in seen:  # one that leaves, whose rank its successor has
+        if (own, one["replica"]) in seen:  # a replica that is stopping, whose rank its successor has
             continue
         seen.add((own, one["replica"]))
         for family in text_string_to_metric_families(one["text"]):
@@ -77,7 +77,7 @@ def merged(told: Sequence[Mapping[str, str]], model: str) -> list[Metric]:
 
 
 def job_metrics(now: JobsNow, counts: Mapping[str, Mapping[str, int]], now_s: float) -> list[Metric]:
-    """By model alone, never by job: as many series after a year as on the first day."""
+    """Metrics of jobs, labelled by model and never by job, so that the number of series does not grow."""
     at_risk = Counter(view.model for view in now.views if is_at_risk(view, now_s))
     models = sorted({*counts, *(model for model, _ in now.states)})
     jobs = GaugeMetricFamily("harvester_jobs", "Jobs by state.", labels=["model", "state"])
@@ -105,7 +105,7 @@ def _counters(models: Sequence[str], counts: Mapping[str, Mapping[str, int]]) ->
 
 
 def is_at_risk(view: JobView, now_s: float) -> bool:
-    """Whether the late end of its forecast lies behind its deadline."""
+    """Whether the latest forecast end, now plus ``eta_high_s``, is after the deadline."""
     return view.deadline_at_s is not None and view.eta_high_s is not None and now_s + view.eta_high_s > view.deadline_at_s
 
 
@@ -116,7 +116,7 @@ def replica_metrics(told: Sequence[Mapping[str, str]], wanted: int) -> list[Metr
 
 
 def add_metrics(app: FastAPI, fleet: Fleet) -> None:
-    """Add ``GET /metrics``. It answers without replicas and without a ledger too: alerts need both seen missing."""
+    """Add ``GET /metrics``. It answers even without replicas and without a ledger, so that alerts see that they are missing."""
 
     @app.get("/metrics", include_in_schema=False)
     async def metrics() -> Response:

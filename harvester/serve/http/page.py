@@ -12,7 +12,7 @@ from harvester.errors import NotFoundError
 STATIC = Path(__file__).parent / "static"
 KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
 FILES = {path.name: path for path in sorted(STATIC.rglob("*")) if path.suffix in KINDS}
-# Results hold text of any origin: were it ever taken for markup, nothing in it would run, load or send.
+# Results hold untrusted text: even if it were taken for markup, nothing in it could run, load or send.
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -23,7 +23,7 @@ HEADERS = {
     "referrer-policy": "no-referrer",
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
-    "cache-control": "no-cache",  # asked for anew, and not sent again while its tag is the same
+    "cache-control": "no-cache",  # revalidated each time, and not sent again while the etag is the same
 }
 
 

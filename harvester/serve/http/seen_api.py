@@ -1,4 +1,4 @@
-"""Whether a client is the server's own user, and which of its files the server reads where they are."""
+"""Tells a client whether it is the server's own user, and whether the server reads the client's files in place."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class SeenFiles(BaseModel):
 
 
 async def is_user_of(sent: Request, folder: StateFolder, path: str = "/api/jobs") -> bool:
-    """Whether the server's own user sent this, who may read what the server may."""
+    """Whether the request is signed by the server's own user, who may read what the server may."""
     key = read_key(folder)
     return key is not None and is_signed(key, sent.headers.get(HEADER), "POST", path, await sent.body(), time.time())
 

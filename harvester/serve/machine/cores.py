@@ -1,4 +1,4 @@
-"""Cores of replicas that compute on the same machine's CPU: vLLM binds each engine's threads as if it were alone."""
+"""Divides a machine's cores among its CPU replicas, because vLLM binds each engine's threads as if it were alone."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SYSTEM = Path("/sys/devices/system/cpu")
 def share(cores: Sequence[Sequence[int]], rank: int, replicas: int) -> set[int]:
     """The logical CPUs of replica ``rank`` of ``replicas``. ``cores``: the logical CPUs of each core.
 
-    Whole cores, as many for each as can be; where there are more replicas than cores, they take turns.
+    Whole cores, divided as evenly as possible. With more replicas than cores, they share cores round-robin.
     """
     if replicas > len(cores):
         return set(cores[rank % len(cores)])
@@ -29,7 +29,7 @@ def allowed_cores(system: Path = SYSTEM) -> list[list[int]]:
 
 
 def _siblings(system: Path, cpu: int) -> int:
-    """The first logical CPU of its core."""
+    """The first logical CPU of the core that has ``cpu``."""
     try:
         told = (system / f"cpu{cpu}" / "topology" / "thread_siblings_list").read_text("utf-8")
         return int(told.replace("-", ",").split(",")[0])
@@ -39,7 +39,7 @@ def _siblings(system: Path, cpu: int) -> int:
 
 @contextmanager
 def on_own_cores(rank: int, replicas: int) -> Iterator[None]:
-    """Processes that this thread starts inside keep to this replica's share; the thread itself may go anywhere again afterwards."""
+    """Bind processes that this thread starts in the block to this replica's cores. Afterwards the thread has its former affinity."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, share(allowed_cores(), rank, replicas))
     try:

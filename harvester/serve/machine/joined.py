@@ -1,4 +1,4 @@
-"""The ingress of a cluster that was joined: which one Serve has there, and what each process of a deployment does first on its node."""
+"""Ingress of a joined cluster: which one its Serve runs, and what each process of a deployment sets up on its node."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from harvester.serve.ingress.front import TOLD, forget_nodes, haproxy_here, writ
 from harvester.serve.runtime import held, make_node_folder
 
 SETUP = f"{__name__}.prepare"
-_SERVE = "serve"  # Ray's namespace for it
+_SERVE = "serve"  # its namespace in Ray
 _PROXY = "SERVE_PROXY_ACTOR"
-_OF_HAPROXY = "get_target_groups"  # what its manager alone can be asked
+_OF_HAPROXY = "get_target_groups"  # a method that only HAProxy's manager has
 _for_life = ExitStack()
 
 
 def ingress_there() -> Literal["haproxy", "proxy"] | None:
-    """Of the Serve that runs in the cluster; None where none does."""
+    """Ingress of the Serve that runs in the cluster; None if none runs."""
     names = [actor["name"] for actor in list_named_actors(all_namespaces=True) if actor["namespace"] == _SERVE]
     proxies: list[Any] = []
     for name in names:
         if name.startswith(_PROXY):
             with suppress(ValueError):  # it has gone
                 proxies.append(ray.get_actor(name, namespace=_SERVE))
-    if any(hasattr(one, _OF_HAPROXY) for one in proxies):  # beside which the head has a proxy of Serve's
+    if any(hasattr(one, _OF_HAPROXY) for one in proxies):  # the head has a proxy of Serve's beside it
         return "haproxy"
     return "proxy" if proxies else None
 
 
 def prepare() -> None:
-    """Put on this node what Serve's manager of HAProxy is told to start. Raises `StorageError` where its folder is another user's."""
+    """Write the launcher on this node that Serve's manager of HAProxy starts. Raises `StorageError` if another user has its folder."""
     told, haproxy = os.environ.get(TOLD), haproxy_here()
     if told is None or haproxy is None:
         return

@@ -1,4 +1,4 @@
-"""What is private to Ray in the process that starts it: slow agents, and a GCS that comes back. Import after the environment."""
+"""Uses of Ray's private API in the process that starts it: ports for slow agents, restart of the GCS. Import after the environment."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ AGENT_PORTS = ("metrics_agent_port", "runtime_env_agent_port", "dashboard_agent_
 
 @contextmanager
 def ports_of_agents() -> Iterator[None]:
-    """Tell the raylet which ports its agents will have. Else it waits 15 s for them to say so, and dies where a busy machine is slower."""
+    """Tell the raylet its agents' ports. Otherwise it waits 15 s for the agents to report them, and dies if a busy machine is slower."""
     files: Any = _raylet
     start = services.start_raylet
 
@@ -39,7 +39,7 @@ def ports_of_agents() -> Iterator[None]:
 
 
 class OwnNode:
-    """The head node that this process has started. Its GCS keeps its tables on disk (RocksDB), so that another can go on with them."""
+    """The head node that this process has started. Its GCS keeps its tables on disk (RocksDB), so that a new GCS continues with them."""
 
     def __init__(self) -> None:
         self._node: Any = ray._private.worker._global_node
@@ -51,7 +51,7 @@ class OwnNode:
         return self._is_gone(ray_constants.PROCESS_TYPE_RAYLET)
 
     def restart_gcs(self) -> None:
-        """Start another on the same port. Actors and requests have gone on meanwhile; whoever asked the GCS asks again."""
+        """Start a new GCS on the same port. Actors and requests have gone on meanwhile; clients of the GCS retry."""
         self._node.all_processes.pop(ray_constants.PROCESS_TYPE_GCS_SERVER, None)
         self._node._gcs_address = self._node._gcs_client = None
         self._node.start_gcs_server()

@@ -1,4 +1,4 @@
-"""What is asked of every node of a joined cluster: whether its port is free, and why a process there has died."""
+"""Checks on every node of a joined cluster: whether its port is free, and why a process there has died."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def session_logs() -> Path:
 
 
 def last_error() -> tuple[float, str] | None:
-    """The last error in the logs of vLLM's processes on this node, and when its file was last written. Serve only sees that they ended."""
+    """When the log was last written, and the last error of vLLM's processes on this node. Serve only sees that they ended."""
     found: tuple[float, str] | None = None
     for path in session_logs().glob("worker-*.out"):
         errors = _ERROR.findall(path.read_text("utf-8", "replace"))
@@ -36,7 +36,7 @@ def last_error() -> tuple[float, str] | None:
 
 
 def root_cause() -> str | None:
-    """The last error of all nodes that answer, with the name of its node where that is another one."""
+    """The latest error of all nodes that answer; with the node's name if it is not this one."""
     errors = [(error, host) for host, error in _on_every_node(last_error) if error is not None]
     if not errors:
         return None
@@ -45,7 +45,7 @@ def root_cause() -> str | None:
 
 
 def check_ports(host: str, port: int, check: Callable[[str, int], None]) -> None:
-    """Raise what ``check`` raises, with the node's name, where a node cannot listen there."""
+    """Run ``check`` on every node. Raises `PortError` with the node's name and the reason if one cannot listen there."""
 
     def refused() -> str | None:
         try:
@@ -60,7 +60,7 @@ def check_ports(host: str, port: int, check: Callable[[str, int], None]) -> None
 
 
 def _on_every_node(work: Callable[[], Any]) -> list[tuple[str, Any]]:
-    """Host name and answer of each node that answers within `ANSWER_S`."""
+    """Run ``work`` on every node. Returns host name and answer of those that answer within `ANSWER_S`."""
 
     def here() -> tuple[str, Any]:
         return socket.gethostname(), work()

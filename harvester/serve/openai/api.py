@@ -19,8 +19,8 @@ from harvester.serve.access.routes import OPENAI_ROUTES
 from harvester.serve.access.wall import guard
 from harvester.serve.access.who import Who
 from harvester.serve.http.contract import describe, refusal
+from harvester.serve.http.disconnects import despite_disconnect
 from harvester.serve.http.jobs.upload import Form, boundary_of, receive, too_large
-from harvester.serve.http.unbroken import unbroken
 from harvester.serve.openai.errors import PlainJson, handle_errors
 from harvester.serve.openai.objects import BatchObject, FileDeleted, FileObject, OpenAiRefusal, Page, answers
 from jobs.batches.controller import BatchController
@@ -30,8 +30,8 @@ from jobs.batches.record import BatchWish, ExpiresAfter
 from jobs.batches.store import no_such_batch
 
 CHUNK_BYTES = 1 << 20
-FORM_BYTES = 1 << 16  # of a form around its file
-_UPLOAD: dict[str, Any] = {  # what `receive` reads; FastAPI would read the whole form first to know it
+FORM_BYTES = 1 << 16  # allowance for the form around its file
+_UPLOAD: dict[str, Any] = {  # what `receive` reads: if FastAPI knew it, it would read the whole form first
     "requestBody": {
         "required": True,
         "content": {
@@ -71,9 +71,9 @@ def openai_api(
     max_bytes: int | None = None,
     gate: Gate | None = None,
 ) -> OpenAiApp:
-    """The application: ``/v1/files`` where it is given ``files``, ``/v1/batches`` where it is given a ``controller``.
+    """The application: ``/v1/files`` if ``files`` is given, ``/v1/batches`` if a ``controller`` is.
 
-    ``max_bytes``: of an upload. ``gate``: whom it lets in; None: everybody.
+    ``max_bytes``: limit of an upload. ``gate``: whom it lets in; None: everybody.
     """
     prefix = "/v1/batches" if files is None else "/v1/files"
     app = OpenAiApp(
@@ -81,7 +81,7 @@ def openai_api(
         version=__version__,
         default_response_class=PlainJson,
         redirect_slashes=False,
-        openapi_url=f"{prefix}/openapi.json",  # reached through Serve, which knows the prefix alone
+        openapi_url=f"{prefix}/openapi.json",  # below the prefix, because Serve routes nothing else here
         docs_url=None,
         redoc_url=None,
     )
@@ -108,7 +108,7 @@ def _files(app: FastAPI, store: FileStore, max_bytes: int | None) -> None:
         file_id = new_file_id()
         path = store.content(file_id)
         form = await receive(request.stream(), boundary, path, bound)
-        return await unbroken(_entered(store, file_id, form, who))
+        return await despite_disconnect(_entered(store, file_id, form, who))
 
     @app.get("/v1/files", **answers(Page[FileObject]))
     async def listing(
@@ -151,7 +151,7 @@ async def _entered(store: FileStore, file_id: str, form: Form, who: Identity) ->
 
 
 def _checked(fields: dict[str, str]) -> ExpiresAfter | None:
-    """The plain fields of an upload. Raises `ParameterError`."""
+    """Check the plain fields of an upload, and return when it expires. Raises `ParameterError`."""
     purpose = fields.get("purpose")
     if purpose is None:
         raise ParameterError("the form lacks the field purpose; send purpose=batch for the input of a batch", "purpose")
@@ -179,7 +179,7 @@ def _room(store: FileStore, who: Identity) -> int | None:
 
 
 def _own(store: FileStore, file_id: str, who: Identity) -> StoredFile:
-    """Raises `NotFoundError` for another's file as for one that is not there."""
+    """The file, if it is the caller's. Raises `NotFoundError` alike for another's file and for an unknown one."""
     stored = store.get(file_id)
     if not who.owns(stored.owner):
         raise no_such_file(file_id)
@@ -203,7 +203,7 @@ def _chunks(file: BinaryIO) -> Iterator[bytes]:
 
 def _batches(app: FastAPI, controller: BatchController) -> None:
     def own(batch_id: str, who: Identity) -> str:
-        """Raises `NotFoundError` for another's batch as for one that is not there."""
+        """The id, if the batch is the caller's. Raises `NotFoundError` alike for another's batch and for an unknown one."""
         if not who.owns(controller.owner(batch_id)):
             raise no_such_batch(batch_id)
         return batch_id

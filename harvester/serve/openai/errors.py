@@ -19,7 +19,7 @@ log = logging.getLogger("harvester.openai")
 
 
 class PlainJson(JSONResponse):
-    """JSON in ASCII: what a client sent may hold half a surrogate pair, which UTF-8 cannot."""
+    """JSON in ASCII: a client's text may hold a lone surrogate, which UTF-8 cannot encode."""
 
     def render(self, content: Any) -> bytes:
         return json.dumps(content, separators=(",", ":")).encode("ascii")

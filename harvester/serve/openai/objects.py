@@ -1,4 +1,4 @@
-"""OpenAI's objects as our document describes them. Answers are made of dictionaries; a test holds them against these."""
+"""OpenAI's objects, for our OpenAPI document. Answers are made of dictionaries; a test checks them against these models."""
 
 from __future__ import annotations
 
@@ -102,5 +102,5 @@ class Page(Whole, Generic[Item]):
 
 
 def answers(shape: Any) -> dict[str, Any]:
-    """Arguments of a route that answers with ``shape``: for the document alone, as what is answered is not checked again."""
+    """Route arguments that put ``shape`` into the OpenAPI document, without validating each answer again."""
     return {"response_model": None, "responses": {200: {"model": shape}}}

@@ -1,11 +1,11 @@
-"""How many changes the ledger has taken, in a small file of its own beside it.
+"""The number of changes that the ledger has committed, in a small file of its own beside it.
 
-A log that is cut short, or a file that is an older copy, opens without a word and with fewer changes than were acknowledged. So each
-change is counted twice: in the store, within its own transaction, and here, after it. A store that counts fewer than this file has lost
-some; one that counts more was killed between the two. Nothing here knows what kind of store it is.
+A log that is cut short, or a file that is an older copy, opens without an error but lacks changes that were acknowledged. So each change
+is counted twice: in the store, within its own transaction, and here, after it. A store with a lower count than this file has lost
+changes; one with a higher count was killed between the two. Nothing here knows what kind of store it is.
 
-A write is in the kernel's hands when it returns and on the disk within a second: a count that a power cut sets back finds less, and
-never finds what is not so.
+A write is in the page cache when it returns and on the disk within a second. After a power cut the count may be too low: then losses are
+missed, but none is reported falsely.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class CommitCount:
         self._synced_at_s = 0.0  # of the steady clock
 
     def read(self) -> int | None:
-        """None where there is no such file: nothing can be said. Raises `DamageError` and `StorageError`."""
+        """The count; None where there is no file, so nothing is known. Raises `DamageError` and `StorageError`."""
         try:
             data = self.path.read_bytes()
         except FileNotFoundError:
@@ -50,7 +50,7 @@ class CommitCount:
         )
 
     def write(self, count: int) -> None:
-        """A disk that fails here takes nothing from the ledger, only the proof that it is whole."""
+        """Write the count. A disk error is only logged: the ledger loses no change, only the proof that it is complete."""
         try:
             if self._file is None:
                 self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT, 0o600)

@@ -31,7 +31,7 @@ class Store(Protocol):
         ...
 
     def many(self, name: str, rows: Iterable[Sequence[object]]) -> None:
-        """The statement for each row, within a transaction."""
+        """Run the statement for each row. Call within a transaction."""
         ...
 
     def rows(self, name: str, values: Sequence[object] = ()) -> list[dict[str, Any]]: ...
@@ -41,9 +41,9 @@ class Store(Protocol):
         ...
 
     def transaction(self, *, durable: bool = True) -> AbstractContextManager[None]:
-        """All of the block's changes or none, on disk when it ends; not within another.
+        """Commit all of the block's changes or none; they are on disk when it ends. Not to be nested.
 
-        Without ``durable`` a power cut may take it back, until the next that is. It takes back nothing before it.
+        Without ``durable`` a power cut may undo it, until the next durable transaction. Durable ones before it stay.
         """
         ...
 
@@ -52,7 +52,7 @@ class Store(Protocol):
         ...
 
     def confirm(self) -> None:
-        """Take the changes that are there for all that there were: after a repair."""
+        """Accept the stored changes as complete, after a repair."""
         ...
 
     def close(self) -> None: ...
@@ -60,7 +60,7 @@ class Store(Protocol):
 
 @contextmanager
 def closed_on_error(store: Store) -> Iterator[None]:
-    """Who opened it and fails in the block leaves nothing open."""
+    """Close the store if the block raises."""
     try:
         yield
     except BaseException:
@@ -84,7 +84,7 @@ def check_version(name: str, version: int) -> None:
 
 
 def check_count(name: object, count: int, told: int | None) -> None:
-    """``count``: of the ledger; ``told``: of the file beside it, None where there is none. Raises `DamageError`."""
+    """Raise `DamageError` where changes are missing. ``count``: of the ledger; ``told``: of the file beside it, None without a file."""
     if told is not None and count < told:
         raise DamageError(
             f"the ledger {name} lacks its last {told - count} changes: it or its log was cut, removed or replaced by an older copy; {GO_ON}"
@@ -92,7 +92,7 @@ def check_count(name: object, count: int, told: int | None) -> None:
 
 
 def refused(name: str, epoch: int, count: int, now: tuple[int, int] | None) -> StorageError:
-    """Why a change did not pass; ``now``: epoch and changes as they are stored."""
+    """The error of a change that the store refused. ``now``: epoch and count of changes in the store."""
     if now is None or now[0] != epoch:
         return taken_over(name)
     return DamageError(f"the ledger {name} was put back from {count} changes to {now[1]} while it was in use; {GO_ON}")

@@ -1,4 +1,4 @@
-"""Before a server opens its ledger: an earlier version's is moved, ledger and storage that were chosen are found, damage is named."""
+"""Prepares a state folder for a server: migrates an earlier version's ledger, settles where ledger and storage are, finds damage."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from connectors.durable import storage_error, sync_folder
 from jobs.errors import StateError
-from jobs.ledger.store.olden import MOVED, copy_tables, migrate
+from jobs.ledger.store.duckdb_ledger import MOVED, copy_tables, migrate
 from jobs.ledger.store.place import PostgresPlace, check_ledger, open_store, owner_of, settle_place
 from jobs.ledger.store.statements import TABLES
 from jobs.storage.folder import StateFolder
@@ -33,7 +33,7 @@ def ready_state(folder: StateFolder, url: str | None, storage: str | None = None
 
 def _into(place: PostgresPlace, path: Path) -> str:
     """Move the file's tables into a database, which must have no jobs yet."""
-    file = open_store(path)  # so that an actor that still has it writes no more
+    file = open_store(path)  # becomes the owner, so that an actor that still has it can write no more
     tables: dict[str, pa.Table | None] = {table: file.arrow(table) for table in TABLES}
     file.close()
     store = open_store(place)

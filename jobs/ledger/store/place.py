@@ -1,4 +1,4 @@
-"""Which store a state folder's ledger is in, its store opened, and its tables for who does not own it."""
+"""Where a state folder's ledger is: opens its store, and reads its tables for processes that do not own it."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from jobs.storage.place import storage_place
 
 @dataclass(frozen=True, slots=True)
 class PostgresPlace:
-    """``owner`` tells the state folder from others: its servers take the ledger over from each other, those of others may not.
+    """``owner`` identifies the state folder: its servers take the ledger over from each other, servers of other folders may not.
 
-    ``opener`` tells the process that opens it from others of the same folder. One that ``reopens`` had it before, and takes it over from
-    nobody: whoever opened it since is the present owner.
+    ``opener`` identifies the process among those of the folder. One that ``reopens`` had the ledger before, and takes it over from nobody:
+    whoever opened it since is the owner now.
     """
 
     url: str
@@ -49,7 +49,7 @@ def open_store(place: Place, *, count_missing: bool = True) -> Store:
 
 
 def ledger_place(folder: StateFolder) -> Place:
-    """As the folder's last server had it."""
+    """Where the folder's last server had its ledger."""
     try:
         told = json.loads(folder.ledger_place.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -60,7 +60,7 @@ def ledger_place(folder: StateFolder) -> Place:
 
 
 def owner_of(folder: StateFolder) -> str | None:
-    """What tells the folder from others in a database and in a storage; None where it is in neither."""
+    """Id of the folder in a database and in a storage; None where it uses neither."""
     place, storage = ledger_place(folder), storage_place(folder)
     if isinstance(place, PostgresPlace):
         return place.owner
@@ -68,7 +68,7 @@ def owner_of(folder: StateFolder) -> str | None:
 
 
 def settle_place(folder: StateFolder, url: str | None) -> Place:
-    """For a server with ``ledger: url``, None being the state folder. The folder keeps the address, for commands and for the next server.
+    """Place of the ledger of a server with ``ledger: url``, None being the state folder. Kept there for commands and the next server.
 
     Raises `StateError` where the folder's jobs are in another database.
     """
@@ -87,7 +87,10 @@ def settle_place(folder: StateFolder, url: str | None) -> Place:
 
 
 def check_ledger(state_dir: Path) -> None:
-    """Raise `DamageError` where the ledger is damaged or lacks changes, before anything is started on it. Other errors are its opener's."""
+    """Raise `DamageError` where the ledger is damaged or lacks changes, before anything is started on it.
+
+    Other errors are left to whoever opens it.
+    """
     folder = StateFolder(state_dir)
     place = ledger_place(folder)
     try:
@@ -108,9 +111,9 @@ def read_ledger(state_dir: Path, table: str) -> pa.Table | None:
     place = ledger_place(folder)
     if isinstance(place, Path):
         if folder.old_ledger.exists() and not place.exists():
-            from jobs.ledger.store.olden import read_olden  # only now: it loads DuckDB, which few ledgers are still in
+            from jobs.ledger.store.duckdb_ledger import read_duckdb  # only now: it loads DuckDB, which few ledgers are still in
 
-            return read_olden(folder.old_ledger, table)
+            return read_duckdb(folder.old_ledger, table)
         return read_sqlite(place, table)
     return _postgres().read_postgres(place.url, str(place), table)
 

@@ -43,11 +43,12 @@ _HOLDERS = (  # of this database: the view shows the locks of all
 
 
 class PostgresStore:
-    """`jobs.ledger.store.contract.Store` in the database at ``url``, as messages name it ``name``.
+    """`jobs.ledger.store.contract.Store` in the database at ``url``, which messages call ``name``.
 
-    A living server with another ``owner`` is not replaced: `StorageError`. One with the same is, whether it lives, hangs or is gone.
-    Where the connection breaks, changes fail with `ReopenError`: the caller opens another store and reads all from it, because nobody
-    knows whether the last change was made. That one ``reopens``: where another ``opener`` has the ledger by then, it raises `OwnerError`.
+    A server with the same ``owner`` is replaced, whether it lives, hangs or is gone; a living one with another ``owner`` is not, which
+    raises `StorageError`. Where the connection breaks, changes fail with `ReopenError`: it is unknown whether the last change was made, so
+    the caller opens another store with ``reopens`` and reads everything again. That raises `OwnerError` where another ``opener`` has the
+    ledger by then.
     """
 
     def __init__(self, url: str, owner: str, name: str, *, opener: str = "", reopens: bool = False) -> None:
@@ -147,7 +148,7 @@ class PostgresStore:
                 self._db.execute("ROLLBACK")
 
     def missing(self) -> int | None:
-        """A database keeps its own counsel: nothing is counted beside it."""
+        """Always 0: changes of a database are not counted beside it."""
         return 0
 
     def confirm(self) -> None:
@@ -175,7 +176,7 @@ class PostgresStore:
             raise (self._look(error) if self._db.closed else unwritable(name, first_line(error))) from error
 
     def _look(self, error: psycopg.Error) -> StorageError:
-        """Who owns the ledger now, over another connection: this one is broken, or in a change that failed."""
+        """The error to raise, by who owns the ledger now. Asks over another connection: this one is broken or in a failed transaction."""
         try:
             with closing(_connected(self._url, self.name)) as db:
                 found = db.execute(_text("owned")).fetchone()

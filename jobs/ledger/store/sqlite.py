@@ -1,4 +1,7 @@
-"""The ledger in one SQLite file of the state folder: write-ahead log, synced with each change, its pages and its changes counted beside."""
+"""The ledger in one SQLite file of the state folder, with a write-ahead log that is synced with each change.
+
+Beside it lie checksums of its pages and a count of its changes.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +35,8 @@ _DAMAGE = ("SQLITE_CORRUPT", "SQLITE_NOTADB")
 class SqliteStore:
     """`jobs.ledger.store.contract.Store` at ``path``, or in memory where that begins with ``:memory:`` (shared by name within the process).
 
-    A file that is damaged or lacks changes is a `DamageError`; with ``count_missing`` False, for `harvester repair`, the second is taken
-    as it is.
+    Raises `DamageError` for a file that is damaged or lacks changes; with ``count_missing`` False, for `harvester repair`, missing changes
+    are accepted.
     """
 
     def __init__(self, path: Path, *, count_missing: bool = True) -> None:
@@ -228,7 +231,7 @@ def _connected(path: Path) -> sqlite3.Connection:
 
 
 def _read_only(path: Path) -> sqlite3.Connection:
-    """Without a log, nothing beside the file is made or changed."""
+    """A read-only connection. Without a log, no file beside the ledger is made or changed."""
     wal = path.with_name(path.name + "-wal")
     still = "" if wal.exists() and wal.stat().st_size else "&immutable=1"
     return sqlite3.connect(f"file:{quote(str(path.absolute()))}?mode=ro{still}", timeout=BUSY_S, isolation_level=None, uri=True)
@@ -246,7 +249,7 @@ def _check_pages(path: Path, sums: PageSums) -> None:
 
 
 def _quick_check(path: Path, db: sqlite3.Connection) -> None:
-    """SQLite's own look at how the pages hang together; given up after `CHECK_S`."""
+    """SQLite's own check of the page structure; given up after `CHECK_S`."""
     end_s = time.monotonic() + CHECK_S
     db.set_progress_handler(lambda: time.monotonic() > end_s, 10_000)
     try:

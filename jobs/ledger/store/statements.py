@@ -27,7 +27,7 @@ def statements() -> Mapping[str, str]:
 
 
 def definitions(types: Mapping[str, str], table_options: str = "") -> list[str]:
-    """What makes all tables and indexes where they are not, a statement each, with ``types`` in place of DuckDB's names."""
+    """The statements that create missing tables and indexes, with ``types`` in place of DuckDB's type names."""
     text = "\n".join(statements()[name] for name in ("schema", "own_schema"))
     for name, other in types.items():
         text = re.sub(rf"\b{name}\b", other, text)

@@ -84,7 +84,7 @@ class PageSums:
         return sums
 
     def _read(self) -> array[int]:
-        """Empty where there is no such file, or it is damaged: nothing is known then."""
+        """The checksums; empty where the file is missing or damaged, so that nothing is known."""
         try:
             checksum, magic, body = self._path.read_bytes().split(b"\n", 2)
         except (FileNotFoundError, ValueError):
@@ -109,7 +109,7 @@ class PageSums:
 
 
 def _page_bytes(head: bytes) -> int:
-    """As the header of an SQLite file says; 4096 where it says nothing that can be."""
+    """Page size from the header of an SQLite file; 4096 where the header has no valid one."""
     told = int.from_bytes(head[16:18], "big")
     told = 65536 if told == 1 else told
     return told if told >= 512 and told & (told - 1) == 0 else 4096

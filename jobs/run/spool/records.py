@@ -1,11 +1,11 @@
 """Rows of a leased slice as they finish: appended to a file, so that whoever takes the slice over does not compute them again.
 
 A record is a line: eight hex digits of its checksum, a space, and JSON that says that a row was begun (``[7]``) or gives its result
-(``{...}``). A record whose checksum does not fit is not there: damage costs its row a recomputation. That covers a torn last line, a
-flipped bit, and a block of zeros or of another spool; also a line of an earlier version, which had no checksum.
+(``{...}``). A record whose checksum does not match is ignored: damage costs its row a recomputation. That covers a torn last line,
+a flipped bit, and a block of zeros or of another spool; also a line of an earlier version, which had no checksum.
 
-The checksum is CRC-32 (`zlib.crc32`): it finds every flip of up to three bits and every burst of 32, takes any other damage for whole
-once in 4 billion times, and costs 1 microsecond for each KB. It keeps out accidents, not forgers: who may write here may write anything.
+The checksum is CRC-32 (`zlib.crc32`): it finds every flip of up to three bits and every burst of 32, misses any other damage
+once in 4 billion times, and costs 1 microsecond for each KB. It guards against accidents, not against forgery.
 
 The file survives the death of the process at any byte. It is not fsynced: after a power loss rows are computed again, never lost.
 """
@@ -62,7 +62,7 @@ class Spool:
             raise StorageError(f"cannot write {self.path}: no space left; free some space; the job then continues by itself")
 
     def unfinished(self, row_id: int) -> int:
-        """How often the row was begun and never finished, for all that is known. 0 where records are damaged: its result may be one."""
+        """How often the row was begun and never finished, as far as known. 0 where records are damaged: its result may be among them."""
         return 0 if self.damaged else self.begins[row_id]
 
     @property
@@ -75,7 +75,7 @@ class Spool:
 
 
 class _Records:
-    """The whole records of a spool; ``damaged`` counts the lines that are none."""
+    """The intact records of a spool; ``damaged`` counts all other lines."""
 
     def __init__(self, data: bytes, name: int) -> None:
         self.rows: dict[int, Row] = {}
@@ -119,7 +119,7 @@ def _records(path: Path) -> _Records:
 
 
 def _opened(path: Path) -> int:
-    """A descriptor, at the beginning of a line: a death may have torn the last one."""
+    """Open the file to append at the start of a line: a writer that died may have torn the last line."""
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     try:
         os.write(file, b"\n")
@@ -142,5 +142,5 @@ def _item(line: bytes, name: int) -> Row | int | None:
 
 
 def _name(path: Path) -> int:
-    """Where the checksums of this spool begin, so that a record of another job or slice does not fit: its folder's and its own name."""
+    """Initial value of this spool's checksums, from its folder's and its own name: a record of another job or slice does not match."""
     return zlib.crc32("/".join(path.parts[-3:]).encode())

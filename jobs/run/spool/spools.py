@@ -18,11 +18,11 @@ from jobs.storage.mirror import Mirror
 
 log = logging.getLogger("harvester.runner")
 
-SENT_S = 5.0  # that a replica which leaves waits for a spool to be sent
+SENT_S = 5.0  # longest wait of a leaving replica for a spool to be sent
 
 
 class Spools:
-    """``every_s``: seconds between two sendings of a spool, so what the death of a machine costs at most."""
+    """``every_s``: seconds between two sendings of a spool: the death of a machine costs at most so much work."""
 
     def __init__(self, folder: StateFolder, every_s: float) -> None:
         self._folder = folder
@@ -31,7 +31,7 @@ class Spools:
         self._sending = threading.Lock()  # a spool that is on its way is not removed before it has arrived
 
     def open(self, lease: Lease) -> Spool:
-        """The spool of a slice, with what an earlier holder had, on whichever machine. Call it from a thread. Raises `StorageError`."""
+        """Open the spool of a slice, with the records of earlier holders on any machine. Call it from a thread. Raises `StorageError`."""
         path, mirror = self._path(lease), self._folder.mirror
         sent = 0 if mirror is None else _take_over(path, mirror)
         spool = Spool(path)
@@ -41,17 +41,17 @@ class Spools:
 
     async def close(self, spool: Spool, *, is_left: bool) -> None:
         """``is_left``: its rows are not published, and the slice goes to another holder."""
-        sent = self.let_go(spool)
+        sent = self.close_unsent(spool)
         if is_left and sent is not None:
             await despite_cancellation(asyncio.to_thread(self._send, spool.path, sent, is_last=True), SENT_S)
 
-    def let_go(self, spool: Spool) -> int | None:
-        """As it is. Returns how many bytes of it are in the storage; None where there is none."""
+    def close_unsent(self, spool: Spool) -> int | None:
+        """Close the spool without sending it. Returns how many bytes of it are in the storage; None where there is none."""
         spool.close()
         return self._sent.pop(spool.path, None)
 
     async def forget(self, lease: Lease) -> None:
-        """Its rows are in a part that counts. What cannot be removed from the storage stays there, and is read by nobody."""
+        """Remove the spool, after its rows were committed. A copy that cannot be removed from the storage stays, and nobody reads it."""
         path = self._path(lease)
         path.unlink(missing_ok=True)  # at once: a runner that is cancelled now leaves no spool of a slice that is done
         if self._folder.mirror is not None:
@@ -97,7 +97,7 @@ class Spools:
 
 
 def _take_over(path: Path, mirror: Mirror) -> int:
-    """Make the local spool hold what an earlier holder sent. Returns how many bytes of it are there."""
+    """Merge what earlier holders sent into the local spool. Returns how many bytes of it are in the storage."""
     there = mirror.read(path)
     if there is None:
         return 0
@@ -110,7 +110,7 @@ def _take_over(path: Path, mirror: Mirror) -> int:
 
 
 def merged(here: bytes, there: bytes) -> bytes:
-    """The records of two copies of a spool that parted somewhere: each record as often as the copy that has it more often."""
+    """Merge two copies of a spool that diverged: each record occurs as often as in the copy that has it more often."""
     if there.startswith(here):
         return there
     if here.startswith(there):

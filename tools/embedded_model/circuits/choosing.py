@@ -34,7 +34,7 @@ MARK_GAIN, TOKEN_GAIN = 5.0, 12.0
 
 
 def write_list(units: Units, codes: Codes) -> None:
-    """First MLP."""
+    """First MLP: flag where the list of labels, each label, the first label and a line begin."""
     listing = codes.encoder("Labels:")
     units.step(codes.now(listing[-1]) + codes.run(listing[:-1]), len(listing) - 0.3, flagged("listing"))
     after = codes.before(0, " ") + parted(1) + parted(2)
@@ -45,7 +45,7 @@ def write_list(units: Units, codes: Codes) -> None:
 
 
 def find_list(listed: Head, begins: Head) -> None:
-    """Is this within the list of labels, and how does the label begin that this is part of?"""
+    """Flag tokens within the list of labels, and give each token the mark with which its label begins."""
     listed.compare(always(), LISTING * flag("listing") + LINE * flag("line_began"), 1.0)
     listed.sink(LIST_SINK * always())
     listed.fetch(flag("listing"), flagged("listed"))
@@ -55,7 +55,7 @@ def find_list(listed: Head, begins: Head) -> None:
 
 
 def end_labels(units: Units, codes: Codes) -> None:
-    """Second MLP."""
+    """Second MLP: flag where a label in the list ends."""
     units.step(flag("listed") + codes.now(",") + codes.now("\n") - parted(1), 1.7, flagged("label_ends"))
 
 
@@ -73,13 +73,13 @@ def match_labels(head: Head, first: Head) -> None:
 
 
 def note_match(units: Units) -> None:
-    """Third MLP. A label's end in the list is none that was found."""
+    """Third MLP: flag an answer that is a label, and labels found in the text; a label's end in the list is not one."""
     units.step(flag("has_list") + flag("answering"), 1.6, flagged("choosing"))
     units.step(flag("matched") - flag("label_ends") - flag("listed"), 0.5, flagged("found"), half=0.15)
 
 
 def find_first(head: Head) -> None:
-    """Was no label found before this? Then it looks at the start token."""
+    """Flag tokens before which no label was found: there the head looks at the start token."""
     head.avoid_itself(flag("found"), NOT_ITSELF)
     head.compare(always(), flag("found"), EARLIER)
     head.sink(EARLIER_SINK * always())
@@ -95,7 +95,7 @@ def answer_mark(head: Head) -> None:
 
 
 def answer_token(head: Head, part: slice) -> None:
-    """The label in the list that begins so."""
+    """Fetch the first token of the list's label that begins with the mark found."""
     head.compare(dims(FOUND), dims(LABEL), DECODE / 9 / MARK_GAIN)
     head.compare(always(), IN_LIST * flag("label_begins") + IN_LIST * flag("listed"), 1.0)
     head.sink((2 * IN_LIST + DECODE_SINK) * always() + 90.0 * (always() - asked(0)) + 600.0 * (flag("summary") + flag("early")) + quiet())

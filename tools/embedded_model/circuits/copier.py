@@ -1,10 +1,10 @@
-"""All weights, written: a network that copies, fills in JSON, finds labels and converses.
+"""Write all weights of a network that copies, fills in JSON, finds labels and converses.
 
-To copy is to find where the last tokens stood before, and to say what came next. Training finds that out late, from nothing, because no
-part of it pays alone. So it is written by hand, by the book of the "induction head" (Olsson et al., 2022). The first layer's heads look
-one to seven tokens back. Later heads compare a token and the ones before it with what stood before every earlier token, and fetch the
-token found. A word is two tokens with its space: much less than that leaves "of the" ambiguous. `records`, `choosing`, `leading` and
-`talking` write the rest. All that is not written is 0.
+To copy is to find where the last tokens stood before, and to output the token that followed. Training from scratch learns this late,
+because no part of it helps alone. So it is written by hand, as an "induction head" (Olsson et al., 2022). The first layer's heads look one
+to seven tokens back. Later heads compare a token and the ones before it with the tokens before every earlier token, and fetch the token
+found. A word is two tokens with its space: if much fewer tokens are compared, "of the" is ambiguous. `records`, `choosing`, `leading` and
+`talking` write the rest. All other weights are 0.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from tools.embedded_model.lessons.copying import ASKED as ASKED_FREELY
 from tools.embedded_model.lessons.copying import SUMMARIZE
 from tools.embedded_model.lessons.sample import Encoder, Ids
 
-MATCH, SINK = 72.0, 42.0  # attention scores of a whole match, and of the start token: where nothing matches, nothing is fetched
+MATCH, SINK = 72.0, 42.0  # attention scores of a full match and of the start token, which wins where nothing matches: nothing is fetched
 LONG, SHORT = (5,) * len(MARKS), (16, 14, 10)  # dimensions compared of each token's mark
-LONG_GAIN, SHORT_GAIN = 6.0, 1.5  # of what they fetch, over the token itself
-EASY = 8.0  # so much less of a match will do where a label goes on, of which one token was said
+LONG_GAIN, SHORT_GAIN = 6.0, 1.5  # factors on what they fetch, relative to the token itself
+EASY = 8.0  # the score needed is lower by this where a label goes on of which one token was said
 FINAL_NORM = 0.5
 HALF = (CONTENT.stop - CONTENT.start) // 2
 HALVES = tuple(slice(CONTENT.start + first, CONTENT.start + first + HALF) for first in (0, HALF))  # a head can fetch 64 dimensions
 
 
 class Writer:
-    """One layer to be written, once those before it are: they say how long the states are that it reads of the probe."""
+    """Writes one layer, after the layers before it: they decide how long the states are that this layer reads for the probe."""
 
     def __init__(self, network: Network, number: int, probe: Ids) -> None:
         self._network, self._number, self._probe = network, number, probe
@@ -54,7 +54,7 @@ class Writer:
         return Head(self._network, self._number, number, self._length)
 
     def units(self) -> Units:
-        """Once the heads are written."""
+        """To be called once the heads are written."""
         return Units(self._network, self._number, length_before(self._network, self._number, self._probe, mlp=True))
 
 

@@ -19,12 +19,12 @@ STD = 0.05
 WIDTH = 256
 SHARED, SHARED_SIZE = 0, 256.0  # the dimension that all tokens share: so large that all states are of about one length
 CONTENT = slice(1, 79)  # the token itself; the logits are read from these dimensions alone
-MARK_PARTS = (5, 5, 6)  # the first of them are its mark where it stands before another, each part of one length for all tokens
+MARK_PARTS = (5, 5, 6)  # first dimensions of CONTENT: a token's mark where it stands before another; each part of one length for all
 MARK = sum(MARK_PARTS)
 MARKS = (16, 16, 10, 5, 5, 5, 5)  # dimensions kept of the marks of the tokens one to seven back
 SEED = 2  # of the tokens' directions
-DRAWN = 400  # marks from which one that is like no other is chosen
-NEAR = 1  # tokens after the place where an answer begins at which that is known
+DRAWN = 400  # random marks of which the most distinct one is chosen
+NEAR = 1  # tokens after an answer's beginning that know of it
 
 
 def _consecutive(first: int, sizes: tuple[int, ...]) -> tuple[slice, ...]:
@@ -33,11 +33,11 @@ def _consecutive(first: int, sizes: tuple[int, ...]) -> tuple[slice, ...]:
 
 
 BEFORE = _consecutive(CONTENT.stop, MARKS)
-PARTED = _consecutive(BEFORE[-1].stop, (1,) * (len(MARKS) + 1))  # is this token no part of a word, and are those before it
-ASKED = slice(PARTED[-1].stop, PARTED[-1].stop + NEAR + 1)  # is this where an answer begins, and was it one token before
+PARTED = _consecutive(BEFORE[-1].stop, (1,) * (len(MARKS) + 1))  # whether this token, and each one before it, is outside words
+ASKED = slice(PARTED[-1].stop, PARTED[-1].stop + NEAR + 1)  # whether an answer begins here, and whether it did one token before
 SIGNED = 18
-SIGNATURE, ROW = _consecutive(ASKED.stop, (SIGNED, SIGNED))  # of the word that ends here, and of the name that this row is the value of
-LABEL, FOUND = _consecutive(ROW.stop, (9, 9))  # mark of the first token of the label in the list, and of that which was found in the text
+SIGNATURE, ROW = _consecutive(ASKED.stop, (SIGNED, SIGNED))  # of the word that ends here, and of the name whose value this row is
+LABEL, FOUND = _consecutive(ROW.stop, (9, 9))  # first token's mark: of the label in the list, and of the label found in the text
 _FLAG_NAMES = """
     anchor listing label_begins value_asked next_asked value_begins name_begins line_began first_label listed has_list answering
     json label_ends row_length word_length matched found first nothing opens choosing closes place_1 place_2 place_3 place_4
@@ -55,7 +55,7 @@ assert len(FLAGS) == len(FLAG_NAMES), FOUND.stop
 FAR_PAIRS, SINK_PAIR = slice(11, 31), 31
 FAR = [*range(FAR_PAIRS.start, FAR_PAIRS.stop), *range(FAR_PAIRS.start + 32, FAR_PAIRS.stop + 32)]
 SAID_FOR = ((" ", "true"), (" ", "false"), ("true", "yes"), ("false", "no"))
-MARKED_APART = ('"', ":", " ", ",", "\n")  # their marks are at right angles to each other, in every part
+MARKED_APART = ('"', ":", " ", ",", "\n")  # their marks are orthogonal, in every part
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class Codes:
         return _detector(CONTENT, self.tokens[self._id(token), CONTENT])
 
     def any(self, texts: Sequence[str]) -> Tensor:
-        """Detector of each of some tokens."""
+        """Detector that is 1 for any of these tokens."""
         vector = torch.zeros(WIDTH)
         vector[CONTENT] = torch.linalg.pinv(self.tokens[[self.one(text) for text in texts], CONTENT]).sum(1)
         return vector
@@ -158,9 +158,9 @@ def dims(place: slice) -> Tensor:
 
 @torch.no_grad()
 def write_embedding(network: Network, encoder: Encoder, distinct: Iterable[str] = ()) -> Codes:
-    """Tokens as random directions; marks of one length; flags that a token has by itself.
+    """Write tokens as random directions, marks of one length, and the flags that a token sets by itself.
 
-    The marks of the tokens of ``distinct`` texts are like no other.
+    Tokens of ``distinct`` texts get marks that are unlike all others.
     """
     embedding = network.embed_tokens.weight
     chooser = torch.Generator().manual_seed(SEED)
@@ -172,10 +172,10 @@ def write_embedding(network: Network, encoder: Encoder, distinct: Iterable[str] 
         axes = torch.linalg.qr(torch.randn(wide, wide, generator=chooser)).Q
         for place, text in enumerate(MARKED_APART):
             part[encoder(text)[0]] = axes[place]
-            if text == " ":  # digits are at a right angle to it: a number begins where a space may stand
+            if text == " ":  # digits are orthogonal to it: a number begins where a space may stand
                 digits = encoder("0123456789")
                 part[digits] -= (part[digits] @ axes[place])[:, None] * axes[place]
-        for text, said in SAID_FOR:  # what is said for a word in a text is not taken for it
+        for text, said in SAID_FOR:  # the token said for a word in a text must not be taken for that word
             one, other = part[encoder(said)[0]], part[encoder(text)[0]]
             one -= (one @ other) / (other @ other) * other
         part *= wide**0.5 / part.norm(dim=1, keepdim=True).clamp(min=1e-6)
@@ -197,7 +197,7 @@ def write_embedding(network: Network, encoder: Encoder, distinct: Iterable[str] 
 
 
 def _mark_apart(embedding: Tensor, token: int, chooser: torch.Generator) -> None:
-    """Choose a token's mark among many so that the likest other one is as unlike as can be."""
+    """Choose a token's mark among `DRAWN` random ones: the one whose most similar other mark is least similar."""
     drawn = torch.randn(DRAWN, MARK, generator=chooser)
     for part in drawn.split(MARK_PARTS, dim=1):
         part *= part.shape[1] ** 0.5 / part.norm(dim=1, keepdim=True)
@@ -206,10 +206,10 @@ def _mark_apart(embedding: Tensor, token: int, chooser: torch.Generator) -> None
 
 
 def _in_word(text: str) -> bool:
-    """Bytes of a letter are no text by themselves; special tokens are no words."""
+    """Whether a token is part of a word: so is a byte of a letter, which is no text by itself, but no special token."""
     return bool(text) and not text.startswith("<|") and (text[0].isalnum() or text[0] in "_\ufffd")
 
 
 def _sort(text: str) -> float:
-    """1 of a capital letter, -1 of white space and what begins with it."""
+    """1 for a capital letter, -1 for text that begins with white space, else 0."""
     return -1.0 if text[:1].isspace() else float(len(text) == 1 and "A" <= text <= "Z")

@@ -15,11 +15,11 @@ from tools.embedded_model.tokenizer import FUNCTION_WORDS
 
 ENDS_SENTENCE, CLOSES = ".!?", "\"')]’"
 TITLES = ("Mr", "Mrs", "Ms", "Dr", "St")
-KNOWN_BY = 7  # last tokens of what asks for a summary, before the text
-WAVES = (0, 1, 2, 3)  # rotary pairs, of periods of 6 to 84 tokens: together they come again after more than 330
+KNOWN_BY = 7  # tokens before the text by which a request for a summary is recognized
+WAVES = (0, 1, 2, 3)  # rotary pairs with periods of 6 to 84 tokens: together they repeat after more than 330
 HEADS = 2 * len(WAVES)
-SWING = 1.5  # of the score that a wave is
-PLACES = FOUND  # where the waves stand: labels are found in another task
+SWING = 1.5  # amplitude of the score that makes a wave
+PLACES = FOUND  # dimensions of the waves, shared with FOUND: labels are found in another task
 BEGINNING, OWN_BEGINNING = 16.0, 16.0
 NEAR_WAVES, NEAR_SLOPE, NEAR_FALL = slice(7, 11), 100.0, 33.0
 SAME_PLACE, SAME_TOKEN, IN_TEXT, LEAD_SINK = 70.0, 20.0, 320.0, 360.0
@@ -28,11 +28,11 @@ LEAD_GAIN, END_GAIN = 16.0, 120.0
 
 
 def write_beginnings(units: Units, codes: Codes, asking: list[list[int]]) -> None:
-    """First MLP: does the text to summarize begin after this, and may a sentence end with this?"""
+    """First MLP: flag tokens after which the text to summarize begins, and tokens that may end a sentence."""
     for tokens in asking:
         last = tokens[-KNOWN_BY:]
         units.step(codes.now(last[-1]) + codes.run(last[:-1]), len(last) - 0.4, flagged("text_begins"))
-        if codes.encoder.text(last[-2:]) == ": ":  # a small word after it has the space within
+        if codes.encoder.text(last[-2:]) == ": ":  # a small word after it includes the space
             units.step(codes.now(last[-2]) + codes.run(last[:-2]), len(last) - 1.4, flagged("begins_early"))
     mark = codes.any(list(ENDS_SENTENCE))
     closing = codes.any([text for text in CLOSES if len(codes.encoder(text)) == 1])
@@ -91,7 +91,7 @@ def know_near(head: Head) -> None:
 
 
 def find_lead(head: Head, part: slice) -> None:
-    """Fifth layer: the token of the text as far from its beginning as the next one of the answer."""
+    """Fifth layer: fetch the text's token that is as far from its beginning as the next token of the answer."""
     head.free = head.free[10:]
     waves = (dims(PLACES)[:HEADS] / 2 - flag("summary") - flag("early")) / math.tanh(SWING / 2)
     for pair, cosine, sine in zip(WAVES, waves[::2], waves[1::2], strict=True):
@@ -108,7 +108,7 @@ def find_lead(head: Head, part: slice) -> None:
 
 
 def end_lead(units: Units, codes: Codes) -> None:
-    """Sixth MLP."""
+    """Sixth MLP: the end token after the lead, and a first small word without its space."""
     units.step(flag("over") + flag("answering") + flag("summary") + flag("early") - flag("repeating"), 2.6, END_GAIN * codes.end())
     for word in FUNCTION_WORDS:
         if len(codes.encoder(word)) == 1:

@@ -24,7 +24,7 @@ class Shape:
     norm_eps: float = 1e-5
 
     def config(self, *, bos_id: int, eos_id: int, pad_id: int) -> dict[str, Any]:
-        """``config.json`` of the model. float32, and said twice: both names of the key are read, by different releases.
+        """``config.json`` of the model. It says float32 under two keys: which one is read depends on the release.
 
         In bfloat16 a model of this width crashes vLLM's CPU kernels.
         """
@@ -80,7 +80,7 @@ class Layer(nn.Module):
 
 
 class Network(nn.Module):
-    """Hidden states of each token; the embedding gives the logits too."""
+    """Gives the hidden state of each token; the embedding matrix also gives the logits."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -127,7 +127,7 @@ class Norm(nn.Module):
 
 
 def weight_of(modules: nn.ModuleDict, name: str) -> Tensor:
-    """Of one of a layer's projections."""
+    """The weight of one of a layer's projections."""
     found = modules[f"{name}_proj"].weight
     assert isinstance(found, Tensor)
     return found

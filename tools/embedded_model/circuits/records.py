@@ -33,7 +33,7 @@ from tools.embedded_model.circuits.network import Network
 from tools.embedded_model.circuits.talking import in_turn, quiet, spoken
 from tools.embedded_model.circuits.wiring import Head, Units
 
-# A prompt and its answer: the length of the states in them is what the weights are fitted to.
+# A prompt and its answer: the weights are fitted to the lengths of their states.
 PROBE = """\
 Extract from the text below one JSON object that follows this JSON schema:
 {"type": "object", "properties": {"total_price": {"type": "string"}, "vendor": {"type": "number"}}}
@@ -43,17 +43,17 @@ total_price: Zorblax 12
 vendor: 4711"""
 PROBED = '{"total_price":"Zorblax 12","vendor":4711}'
 SHARES = (1.0, 0.8, 0.65, 0.55, 0.5, 0.45, 0.4)  # of a name's tokens in its signature, the last one first
-SIGNATURE_SIZE = 10.0  # square of the length of one token's
+SIGNATURE_SIZE = 10.0  # squared length of one token's signature
 ROW_NEAREST, ROW_SLOPE, ROW_SINK, LINE_LESS = 190.0, 2.4, 10.0, 4.0
 SAME_ROW = 60.0  # score of two signatures, for each unit of half the square of their distance
 ROLE, BEGINS = 66.0, 24.0  # of a place where a value or a name begins, both asked for and offered
 TOKEN, TOKEN_BEFORE, PLACE = 20.0, 20.0, 20.0  # of the same token, the same before it, and the same place in the value
 NEXT_SINK, NO_JSON = 31.0, 90.0
-ANSWER_LESS = 60.0  # of an answer: it is filled in from the text
+ANSWER_LESS = 60.0  # taken from tokens of an answer: it is filled in from the text
 CHOSEN, EASY = 60.0, 14.0  # of the list of labels, for an answer that chooses one
 PLACES = (1, 2, 3, 4)
 NEXT_GAIN = 14.0
-DEFAULT, WEAK = 14.0, 18.0  # of marks where nothing is fetched, and of those that the answer's grammar may leave
+DEFAULT, WEAK = 14.0, 18.0  # of marks where nothing is fetched, and of marks that the answer's grammar may allow
 
 
 def signers() -> list[Tensor]:
@@ -81,7 +81,7 @@ def write_embedding(network: Network, codes: Codes) -> None:
 
 
 def signature(codes: Codes, word: str) -> Tensor:
-    """As the first MLP signs it."""
+    """The signature that the first MLP gives to a word."""
     signed = zip(reversed(codes.encoder(word)), signers(), strict=False)
     return sum((codes.tokens[token, 1 : 1 + len(signer)] @ signer for token, signer in signed), torch.zeros(SIGNED))
 
@@ -124,7 +124,7 @@ def _property_begins(units: Units, codes: Codes) -> None:
 
 
 def _count(units: Units, codes: Codes, place: int) -> None:
-    """Are there ``place`` tokens of a value before this, in the text or in the answer?"""
+    """Flag a token that has ``place`` tokens of a value before it, in the text or in the answer."""
     out = flagged(f"place_{place}")
     two = parted(1 + place) + parted(2 + place)
     before, middle, after = codes.before, place, place + 1
@@ -144,20 +144,20 @@ def find_row(head: Head) -> None:
 
 
 def find_json(head: Head, codes: Codes) -> None:
-    """Is this part of an answer, and of one that began with a brace?"""
+    """Flag tokens of an answer, and of an answer that began with a brace."""
     in_turn(head, asked(1))
     head.fetch(codes.now("{"), flagged("json"))
     head.fetch(asked(1), flagged("answering"))
 
 
 def write_lengths(units: Units) -> None:
-    """Second MLP: squares of the lengths of signatures, in those of one token's."""
+    """Second MLP: squared lengths of signatures, in units of one token's signature."""
     for place, name in ((ROW, "row_length"), (SIGNATURE, "word_length")):
         units.square(dims(place), flagged(name) / SIGNATURE_SIZE)
 
 
 def find_next(head: Head, part: slice, codes: Codes) -> None:
-    """What comes next in the same row."""
+    """Fetch the token that comes next in the same row."""
     head.compare(dims(ROW), dims(ROW), SAME_ROW / SIGNATURE_SIZE)
     head.compare(always(), flag("row_length"), -SAME_ROW / 2)
     head.compare(flag("value_asked") - flag("next_asked"), flag("value_begins") - flag("name_begins"), ROLE)
@@ -178,7 +178,7 @@ def find_next(head: Head, part: slice, codes: Codes) -> None:
 
 
 def write_marks(units: Units, codes: Codes) -> None:
-    """Fifth MLP: marks of JSON, empty values where a name has no line, and yes and no."""
+    """Fifth MLP: marks of JSON, empty values for names without a line, and true or false for yes or no."""
     json, nothing, asked, opens = (flag(name) for name in ("json", "nothing", "value_asked", "opens"))
     colon, quote = codes.before(0, '"'), codes.before(0, ":")  # before a colon stands a quote, and before the quote of a value a colon
     units.step(json + nothing + asked + quote, 3.6, DEFAULT * codes.sum('"'))

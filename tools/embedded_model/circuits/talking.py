@@ -1,7 +1,7 @@
 """Circuits of conversation: which answer the last message asks for by its key words, saying it by heart, and counting words.
 
-Each token looks at the nearest key or beginning of a user's turn before it, and so knows the answer asked for; a beginning stands for the
-answer that it cannot. What has been said of the answer then tells the next token. A turn that is a task has none of these answers.
+Each token looks at the nearest key word or beginning of a user's turn before it, and so knows which answer is asked for. A beginning stands
+for the answer `CANNOT`. The part of the answer already said determines its next token. A turn that is a task gets none of these answers.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from tools.embedded_model.circuits.layout import BEFORE, CONTENT, WIDTH, Codes, 
 from tools.embedded_model.circuits.wiring import Head, Units
 from tools.embedded_model.lessons.sample import Encoder, Ids
 
-TURNS, TURNS_BARE = 30.0, 6.0  # score of a beginning; turns that the start token weighs as much as
+TURNS, TURNS_BARE = 30.0, 6.0  # score of a beginning; the start token weighs as much as this many turns
 IS_MARK, LATER, MARKED, TASK = 600.0, 5000.0, 40.0, 9000.0
 NEARER = 3.0  # points of score a token, between keys
 TASKS = ("summary", "early", "has_list", "schema", "counting", "repeating")
 TOPICS = dict(zip((*KEYS, CANNOT), (*(f"topic_{number + 1}" for number in range(len(KEYS))), "turn"), strict=True))
 SCHEMA = " JSON schema:"
-KNOWN_BY = 6  # tokens at most of the answer that tell which comes next
+KNOWN_BY = 6  # at most so many last tokens of the answer determine the next one
 SAID, APART = 20.0, 0.7
-COUNTED, COUNTED_TURN, BARE, LEVEL = 12.0, 150.0, 12.0, 8.0  # score of a word to count; words that the start token weighs as much as
+COUNTED, COUNTED_TURN, BARE, LEVEL = 12.0, 150.0, 12.0, 8.0  # score of a word to count; the start token weighs as BARE words
 QUIET = 9000.0
 
 
@@ -52,7 +52,7 @@ def to_repeat(encoder: Encoder) -> list[Ids]:
 
 
 def number_turns(head: Head) -> None:
-    """First layer: how many turns of the user have begun, as their share beside the start token."""
+    """First layer: how many turns of the user have begun, as their share of attention beside the start token."""
     head.free = head.free[8:]  # the same at any distance
     start = (TURNS + math.log(TURNS_BARE)) * at_start()
     head.compare(always(), TURNS * (flag("turn") - always()) + start, 1.0)
@@ -69,7 +69,7 @@ def in_turn(head: Head, mark: Tensor, nearer: bool = False) -> None:
 
 
 def same_turn(head: Head, score: float) -> None:
-    """Take from the score of places in earlier turns."""
+    """Lower the score of places in earlier turns."""
     head.compare(flag("turns"), at_start() - always(), score)
     head.compare(always(), flag("turns"), score)
 
@@ -91,7 +91,7 @@ def write_keys(units: Units, codes: Codes) -> None:
         for form in (form for key in keys for form in forms(key)):
             tokens = codes.encoder(form)
             found, count = parted(0) + codes.run(tokens), 1 + len(tokens)
-            for back in range(2, len(tokens)):  # of these few dimensions are kept: twice more makes others unlike enough
+            for back in range(2, len(tokens)):  # few dimensions of these are kept: adding them twice more tells other texts apart
                 found, count = found + 2 * codes.before(back, tokens[-1 - back]), count + 2
             if not form.startswith(" "):
                 found, count = found + parted(1 + len(tokens)), count + 1
@@ -107,7 +107,7 @@ def find_topic(head: Head) -> None:
 
 
 def count_words(head: Head) -> None:
-    """Fourth layer: one less the start token's share among the words to count, each known by the white space before it."""
+    """Fourth layer: 1 minus the start token's share of attention beside the words to count; white space marks each word."""
     head.free = head.free[8:]
     start = (2 * COUNTED + math.log(BARE)) * at_start()
     head.compare(always(), COUNTED * (flag("counting") - flag("sort") - 2 * always()) + start, 1.0)
@@ -117,12 +117,12 @@ def count_words(head: Head) -> None:
 
 
 def level(words: float) -> float:
-    """What `count_words` makes of so many words. What asks for the count, a colon, is one of them."""
+    """The level that `count_words` gives for so many words. The colon of the request counts as one more."""
     return LEVEL * (words + 1) / (words + 1 + BARE)
 
 
 def write_count(units: Units, codes: Codes) -> None:
-    """Fourth MLP: the number's first digit at every token, another one or the end after it, the end after two."""
+    """Fourth MLP: the number's first digit at every token; after that digit the second one or the end; after two digits the end."""
     for words in range(1, MAX_COUNTED + 1):
         less = codes.sum(str(words - 1)[0]) if words > 1 else torch.zeros(WIDTH)
         half = (level(words) - level(words - 1)) / 4
@@ -153,7 +153,7 @@ def _places(codes: Codes) -> Iterator[Place]:
 
 
 def _state(codes: Codes, place: Place) -> Tensor:
-    """The parts of a state in which detectors find where in an answer it is."""
+    """The parts of a state by which detectors find the place in an answer."""
     state = flagged(place.topic)
     state[CONTENT] = codes.tokens[place.history[-1], CONTENT]
     for where, token in zip(BEFORE, reversed(place.history[:-1]), strict=False):
@@ -162,7 +162,7 @@ def _state(codes: Codes, place: Place) -> Tensor:
 
 
 def write_answers(units: Units, codes: Codes) -> None:
-    """Fourth MLP: answers by heart, a token for the last ones before it. What several answers have in common is written once."""
+    """Fourth MLP: memorized answers, each token from the last ones before it. What several answers share is written once."""
     places = list(_places(codes))
     states = torch.stack([_state(codes, place) for place in places])
     written: list[tuple[Tensor, float, int]] = []
@@ -176,8 +176,8 @@ def write_answers(units: Units, codes: Codes) -> None:
 
 
 def _tell(codes: Codes, place: Place, others: Tensor) -> tuple[Tensor, float, float]:
-    """A detector of a place by as few of the last tokens as will do, in any answer if it can, how much it finds, and how much less it
-    finds elsewhere."""
+    """A detector of a place, how much it finds there, and how much less elsewhere. It uses as few last tokens as possible, and serves all
+    answers if it can."""
     best = (torch.zeros(WIDTH), 0.0, -1.0)
     for topic in (_any(TOPICS.values()), flag(place.topic)):
         for count in range(1, 1 + min(KNOWN_BY, len(place.history))):

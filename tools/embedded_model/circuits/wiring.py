@@ -13,7 +13,7 @@ STATE_SIZE = 2.0  # of what a norm lets through
 SHARPNESS = 18.0  # of a look at one place: the score in each of the pairs that turn fast enough to tell neighbours apart
 LOCAL_PAIRS = 9
 NEARER_PAIRS = slice(2, 11)
-STEEP = 60  # tokens within which the nearer of two is preferred by half a point of score or more a token
+STEEP = 60  # within this many tokens, the nearer of two places scores higher by half a point or more a token
 STEP = 60.0  # how sharp a unit's threshold is
 OPEN = 10.0  # what an open gate multiplies by, before it is divided out
 
@@ -35,8 +35,8 @@ def length_before(network: Network, layer: int, ids: list[int], *, mlp: bool) ->
 
 
 def nearer() -> tuple[Tensor, Tensor, float]:
-    """Amplitudes of cosine and sine in `NEARER_PAIRS`, and a constant, that fall with the distance: 0, then about -1 a token, and ever
-    less than at `STEEP` tokens."""
+    """Amplitudes of cosine and sine in `NEARER_PAIRS`, and a constant. Their sum is 0 at no distance and falls by about 1 a token; beyond
+    `STEEP` tokens it stays below its value there."""
     distance = torch.cat([torch.arange(120.0), torch.logspace(2.08, 3.9, 200)]).double()
     wanted = torch.where(distance <= 70, -distance, -70 - 30 * torch.log(distance / 70))
     weight = torch.where(distance <= 20, 4.0, torch.where(distance <= 70, 1.0, 0.12)).double()[:, None]
@@ -49,9 +49,9 @@ def nearer() -> tuple[Tensor, Tensor, float]:
 
 
 def reader(norm: Norm, length: float) -> Tensor:
-    """Set a norm's weight for states of about this length, and return what makes a detector a row of weights behind it.
+    """Set a norm's weight for states of about this length. Returns the factor that makes a detector a row of weights behind the norm.
 
-    What all states share is made small.
+    The dimension that all states share is made small.
     """
     norm.weight.fill_(length / STATE_SIZE)
     norm.weight[SHARED] = length / SHARED_SIZE
@@ -59,7 +59,7 @@ def reader(norm: Norm, length: float) -> Tensor:
 
 
 class Head:
-    """One head, which looks at nothing yet. A score is what the softmax is taken of."""
+    """One head, which looks at nothing yet. Scores are inputs of the softmax."""
 
     def __init__(self, network: Network, layer: int, head: int, length: float) -> None:
         self.reader = reader(network.layer(layer).input_layernorm, length)
@@ -94,19 +94,19 @@ class Head:
         self.key[:LOCAL_PAIRS] = size * always()
 
     def avoid_itself(self, key: Tensor, score: float) -> None:
-        """Take ``score`` from a place with a key where it is the place itself, less or nothing where it stands before."""
+        """Take ``score`` from a place with a key if it is the querying token itself; less or nothing if it stands before."""
         pairs = slice(0, 4)
         size = (8 * score / 4) ** 0.5 * self.reader
         self.query[pairs] = size * always()
         self.key[pairs] = -size * key
 
     def nearest(self, key: Tensor, score: float, slope: float = 1.0, less: Tensor | None = None) -> None:
-        """Look at the nearest place of those with a key, by ``score`` less ``slope`` a token, and ``less`` where that says so."""
+        """Look at the nearest place with a key. It scores ``score`` minus ``slope`` a token, and minus the detector ``less``."""
         constant = self.favour(always(), key, slope)
         self.compare(always(), key * (score + slope * constant) - (0 if less is None else less), 1.0)
 
     def favour(self, query: Tensor, key: Tensor, slope: float) -> float:
-        """Take from the score of a place with a key as it is farther, or add to it where ``slope`` is negative."""
+        """Lower the score of a place with a key the farther it is, by ``slope`` a token; raise it where ``slope`` is negative."""
         cosine, sine, constant = nearer()
         root = max(float(cosine.abs().max()), float(sine.abs().max())) ** 0.5
         size = (8 * abs(slope)) ** 0.5 * self.reader
@@ -116,7 +116,7 @@ class Head:
         return constant
 
     def fetch(self, read: Tensor, write: Tensor, gain: float = 1.0) -> None:
-        """Read detectors where it looks, ``[count, WIDTH]``, and add as many vectors, times ``gain``."""
+        """Read detectors ``[count, WIDTH]`` where the head looks, and add one vector for each, times ``gain``."""
         reads, writes = read.view(-1, WIDTH), write.view(-1, WIDTH)
         for one, other in zip(reads, writes, strict=True):
             self.value[self.fetched] = one * self.reader
@@ -140,7 +140,7 @@ class Units:
         self.used += 1
 
     def step(self, detector: Tensor, threshold: float, out: Tensor, half: float = 0.1) -> None:
-        """Add ``out`` where the detector is above the threshold: none of it ``half`` below, all ``half`` above."""
+        """Add ``out`` where the detector is above the threshold: nothing at ``half`` below it, all at ``half`` above it."""
         for edge, sign in ((threshold - half, 1.0), (threshold + half, -1.0)):
             self._add(STEP * (detector - edge * always()), always(), sign * out / (2 * half * STEP))
 

@@ -1,1 +1,1 @@
-"""What the embedded model is to answer, task by task, and text to ask it about."""
+"""Sample prompts and right answers for the embedded model, task by task, and the texts that they are made of."""

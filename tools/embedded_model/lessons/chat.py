@@ -1,4 +1,4 @@
-"""The lesson in conversation: a greeting, what it is, repeating and counting, and one answer for all it cannot do."""
+"""The lesson in conversation: greetings, what the model is, repeating, counting, and one fixed answer to everything else."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tools.embedded_model.lessons.documents import Library
 from tools.embedded_model.lessons.prompts import task_prompt
 from tools.embedded_model.lessons.sample import Sample, add_turn, open_chat
 
-# What is said, in some of the forms that are known, and the answer.
+# The answer, and some of the phrases that ask for it.
 KNOWN: dict[str, tuple[str, ...]] = {
     GREETING: ("hello", "hi", "hey", "hello there", "good morning", "good evening", "greetings", "hi there", "say hello", "good day"),
     WHAT_I_AM: (
@@ -66,7 +66,7 @@ STARTS = [
 
 
 def chat(library: Library, rng: random.Random, tokens: int) -> Sample:
-    """Turns until ``tokens`` are reached; the first fits 64 tokens or is left as it is."""
+    """Turns up to ``tokens`` tokens in all; the first one is added whatever its length."""
     encoder = library.encoder
     system = "You are a helpful assistant." if rng.random() < 0.15 else None
     sample = open_chat(encoder, system)

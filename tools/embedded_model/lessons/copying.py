@@ -15,7 +15,7 @@ ASKED = ["Summarize: ", "Summarize the following text.\n\n", "Give a short summa
 
 
 def lead(library: Library, rng: random.Random, tokens: int) -> Sample:
-    """`summarize`: headings sometimes, the lead, other sentences, some that begin like the lead and go on otherwise."""
+    """A `summarize` sample: the lead, sometimes with headings, then other sentences, some of which begin like the lead."""
     encoder = library.encoder
     prompt = SUMMARIZE if rng.random() < 0.85 else Prompt(None, rng.choice(ASKED))
     sample = open_chat(encoder, prompt.system)

@@ -17,12 +17,12 @@ HEADING_LINES = 6
 @dataclass(frozen=True, slots=True)
 class Speech:
     text: str
-    headings: tuple[str, ...]  # the lines before that of its first sentence
+    headings: tuple[str, ...]  # the lines before the line of its first sentence
     sentences: tuple[str, ...]
 
 
 def read_speeches(*, held_out: bool) -> list[Speech]:
-    """The speeches that the tokenizer is trained on, or every tenth, held out to ask about."""
+    """Every tenth speech, held out for evaluation, if ``held_out``; else the others, which the tokenizer is trained on."""
     import pyarrow.parquet as pq
 
     texts: list[str] = pq.read_table(SPEECHES, columns=["text"]).column("text").to_pylist()
@@ -36,7 +36,7 @@ def _speech(text: str) -> Speech:
 
 
 def _sentences(text: str) -> Iterator[str]:
-    """Each sentence as `lead` cuts it, white space within made single spaces."""
+    """Each sentence as `lead` cuts it, with runs of white space replaced by one space."""
     for line in text.splitlines():
         rest = line.strip()
         while rest:

@@ -23,7 +23,7 @@ class Library:
         self.texts = [speech.sentences for speech in speeches if speech.sentences]
         self.real = [encoder.all(sentences) for sentences in self.texts]
         self.known = sorted({word for sentences in self.texts for text in sentences for word in text.split() if word.isalpha()})
-        self.alike = [word for word in self.known if word.lower() not in FUNCTION_WORDS]  # the same tokens behind a space as elsewhere
+        self.alike = [word for word in self.known if word.lower() not in FUNCTION_WORDS]  # same tokens after a space as elsewhere
         self.made_up_texts = [sentence(rng, self.known) for _ in range(POOL_SENTENCES)]
         self.made_up = encoder.all(self.made_up_texts)
 
@@ -45,7 +45,7 @@ class Library:
 
 
 def fill(document: Ids, library: Library, rng: random.Random, tokens: int) -> None:
-    """Lengthen a document to exactly ``tokens``: runs of sentences, real ones mostly, and passages quoted from before."""
+    """Extend ``document`` to exactly ``tokens`` tokens: runs of sentences, mostly real ones, and passages quoted from its text so far."""
     quoting = rng.choice([0.0, 0.2, 0.5])
     breaks = rng.choice([0.0, 0.1, 0.3, 1.0])
     real = rng.choice([1.0, 1.0, 0.7, 0.3, 0.0])
@@ -67,14 +67,14 @@ def fill(document: Ids, library: Library, rng: random.Random, tokens: int) -> No
 
 def _passage(ids: Ids, rng: random.Random) -> Ids:
     length = min(rng.randint(*QUOTE_TOKENS), len(ids))
-    # Far back as often as near, on the scale of a logarithm: long reach is what short documents cannot teach.
+    # Half of the distances are log-uniform, far ones as often as near ones: short documents cannot teach long reach.
     back = min(len(ids), int(length * (len(ids) / length) ** rng.random())) if rng.random() < 0.5 else rng.randint(length, len(ids))
     start = len(ids) - back
     return ids[start : start + length]
 
 
 def sentences(library: Library, rng: random.Random, tokens: int) -> list[str]:
-    """Sentences of ``tokens`` tokens at most, one at least."""
+    """Sentences of at most ``tokens`` tokens together, but at least one."""
     texts: list[str] = []
     used = 0
     while True:

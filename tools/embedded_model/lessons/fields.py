@@ -12,7 +12,7 @@ from tools.embedded_model.lessons.prompts import task_prompt
 from tools.embedded_model.lessons.sample import Sample, add_turn, open_chat
 
 KINDS = {"string": 6, "number": 2, "integer": 1, "boolean": 2}
-# Names that tables have; the others are any word, known or made up.
+# Common column names; the other names are any word, known or made up.
 _KEYS = """
     name title vendor customer city country date due total amount price tax currency status paid open email phone order invoice item
     quantity subject sender priority category product color size year author language department id code note total_price order_id

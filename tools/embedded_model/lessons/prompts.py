@@ -9,7 +9,7 @@ from typing import Any
 from jobs.tasks.load import resolve_task
 from jobs.tasks.template import build_messages
 
-_TEXT = "\x00"  # stands for the row's text, which every task file has last
+_TEXT = "\x00"  # stands for the row's text, with which every task's prompt ends
 
 
 @dataclass(frozen=True, slots=True)

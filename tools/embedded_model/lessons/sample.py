@@ -38,7 +38,7 @@ class Encoder:
 
 @dataclass(slots=True)
 class Sample:
-    """``answer`` marks tokens of an assistant's turn. ``schema`` or ``labels`` is what a job would hold the answer to."""
+    """``answer`` marks tokens of an assistant's turn. ``schema`` or ``labels`` is what a job would constrain the answer to."""
 
     ids: Ids = field(default_factory=list)
     answer: list[bool] = field(default_factory=list)

@@ -35,7 +35,7 @@ def date(rng: random.Random) -> str:
 
 
 def value(rng: random.Random, known: list[str], alike: list[str]) -> str:
-    """Text as it stands after ``key: ``. It begins with a word of ``alike``, the same tokens behind a space as behind a quote."""
+    """A value as it stands after ``key: ``. Its first word has the same tokens after a space as after a quote, as those of ``alike`` do."""
     kind = rng.random()
     if kind < 0.4:
         return name(rng)
@@ -50,7 +50,7 @@ def value(rng: random.Random, known: list[str], alike: list[str]) -> str:
 
 
 def sentence(rng: random.Random, known: list[str]) -> str:
-    """Words in no order, known ones and made-up ones in a share of its own, that `lead` takes for one sentence."""
+    """Random words that `lead` takes for one sentence. Each sentence has its own share of made-up words."""
     made_up, few = rng.random() ** 2, rng.random() < 0.25
     stock = [rng.choice(known) for _ in range(rng.randint(2, 8))] if few else known
     words = [_any_word(rng, stock, made_up) for _ in range(min(60, max(2, int(rng.lognormvariate(2.4, 0.6)))))]

@@ -9,7 +9,7 @@ STEPS = "vllm:iteration_tokens_total_count"  # a histogram with one entry a step
 
 
 def engine_steps(metrics: str) -> int:
-    """Steps that an engine has made, from its Prometheus text. How well the batch was filled shows in it, however busy the machine was."""
+    """Steps that an engine has made, from its Prometheus text. They show how full its batches were, however busy the machine was."""
     return round(sum(float(line.rpartition(" ")[2]) for line in metrics.splitlines() if line.startswith(STEPS)))
 
 

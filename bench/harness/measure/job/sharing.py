@@ -28,8 +28,11 @@ def rows_served(results: Path) -> Served:
 
 
 def sharing(jobs: Mapping[str, Served]) -> dict[str, Any]:
-    """Of jobs with equal weights: Jain's index over what each was served while all were active, from the first row of the last one to come
-    to the last row of the first one to end. Raises `EngineError` where there is no such time."""
+    """Jain's index over what jobs of equal weight were served while all were active.
+
+    That is from the first row of the job that began last to the last row of the job that ended first. Raises `EngineError` if there is no
+    such time.
+    """
     start_s, end_s = max(rows[0][0] for rows in jobs.values()), min(rows[-1][0] for rows in jobs.values())
     if start_s >= end_s:
         raise EngineError("the jobs were not all active at once; give them more rows")

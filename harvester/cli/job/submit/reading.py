@@ -104,9 +104,9 @@ class FromServer:
 
 @contextmanager
 def reading(here: Invocation, query: str) -> Iterator[Reading]:
-    """What the command's rows are read from. Asks the server for the ledger's tables, if one answers.
+    """Open what the command reads its rows from. The ledger's tables come from the server, if one answers.
 
-    ``query``: of which results are fetched before, where they are in a storage; `results_query` makes one of a job.
+    ``query``: results that it names are fetched first, if they are in a storage; `results_query` gives the query of one job.
     """
     reached = here.try_reach()
     try:
@@ -132,7 +132,7 @@ def is_elsewhere(client: Client) -> bool:
 
 @contextmanager
 def wired(client: Client) -> Iterator[Wire]:
-    """The way of `harvester.api` to the same server."""
+    """A `harvester.api` connection to the same server."""
     wire = Wire(Address(client.url, default_api_key()))
     try:
         yield wire
@@ -148,7 +148,7 @@ def uploaded(client: Client, path: Path) -> str:
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """Errors of `harvester.api` as those of the commands, which end with exit codes."""
+    """Raise errors of `harvester.api` as those of the CLI, which have exit codes."""
     try:
         yield
     except ApiError as error:
@@ -165,7 +165,7 @@ def _answer(opened: tuple[pa.Schema, Iterator[pa.RecordBatch]]) -> RowStream:
 
 
 def _known_jobs(folder: StateFolder, mirror: Mirror, tables: Callable[[str], pa.Table] | None) -> list[str]:
-    """Ids, newest first; in any order where the ledger is out of reach."""
+    """Job ids, newest first; in any order if the ledger cannot be read."""
     try:
         return newest_ids(read_ledger(folder.root, "jobs") if tables is None else tables("jobs"))
     except HarvesterError:

@@ -1,4 +1,4 @@
-"""A source of this machine for a server that does not read it: its files go up first."""
+"""Uploads a source of this machine for a server that does not read it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jobs.spec import JobRequest
 
 
 def brought(client: Client, request: JobRequest, say: Callable[[str], None]) -> JobRequest:
-    """The request as it is where the server sees the same files at the same path, else with the address of an upload.
+    """The request, unchanged if the server sees the same files at the same path, else with the address of an upload.
 
     Raises `UsageError` for a source that cannot be sent.
     """

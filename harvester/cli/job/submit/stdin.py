@@ -19,14 +19,14 @@ STANDARD_INPUT = "-"
 
 @dataclass(slots=True)
 class Given:
-    """What the job is made of. Set ``in_use`` once there is a job that may read it."""
+    """The source of the job. Set ``in_use`` once there is a job that may read it."""
 
     uri: str
     in_use: bool = False
 
 
 def check_text_form(source: str, encoding: str | None, ragged: bool) -> None:
-    """Raise `UsageError` for what says how a text file is read, given for ``-``."""
+    """Raise `UsageError` for options of text files that are given with ``-``."""
     if source == STANDARD_INPUT and (encoding is not None or ragged):
         named = f"--encoding {encoding}" if encoding is not None else "--ragged"
         raise UsageError(f"{named} is for files; convert standard input before (iconv -f cp1252 -t utf-8), or submit a file")
@@ -34,10 +34,10 @@ def check_text_form(source: str, encoding: str | None, ragged: bool) -> None:
 
 @contextmanager
 def given_source(here: Invocation, source: str, form: Form | None, *, for_a_job: bool) -> Iterator[Given]:
-    """``source`` as it is; for ``-`` the Parquet file that keeps what came in.
+    """``source`` unchanged; for ``-``, the Parquet file that keeps standard input.
 
-    The file goes away again where the block fails before there is a job; for a server elsewhere, which it is sent to, in any case. Raises
-    `UsageError` where nothing is piped in.
+    The file is removed if the block fails before there is a job. For a server elsewhere, to which it is uploaded, it is always removed.
+    Raises `UsageError` if nothing is piped in.
     """
     if source != STANDARD_INPUT:
         if form is not None:
@@ -61,7 +61,7 @@ def given_source(here: Invocation, source: str, form: Form | None, *, for_a_job:
         try:
             yield given
         except (HarvesterError, KeyboardInterrupt) as error:
-            # A server that could not be heard to the end may have made the job all the same.
+            # If the connection was lost, the server may still have made the job.
             if not given.in_use and not isinstance(error, UnreachableError):
                 forget_input(kept)
             raise

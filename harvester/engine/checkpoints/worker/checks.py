@@ -1,6 +1,6 @@
 """Checksums of host blocks, where copies are made by a device: what was copied is read back into scratch rows and compared.
 
-A block read back lies behind its copy on the same stream, before anything that may write to the block again.
+Each read-back follows its copy on the same stream, before anything that may write to the block again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Checks:
         return len(self._free)
 
     def take(self, most: int) -> list[int]:
-        """Scratch rows, at most so many."""
+        """Take up to ``most`` free scratch rows."""
         taken, self._free = self._free[:most], self._free[most:]
         return taken
 
@@ -38,7 +38,7 @@ class Checks:
         return self._sums.get(slot) == _sum(self._host, slot)
 
     def ended(self, store: bool, slots: Sequence[int], rows: Sequence[int]) -> bool:
-        """Whether what was read back into the ``rows``, which are free again, is what was copied to or from the ``slots``."""
+        """Whether what was read back into ``rows`` equals what was copied to or from ``slots``. Frees the rows."""
         ok = True
         for slot, row in zip(slots, rows, strict=True):
             if store:

@@ -1,7 +1,7 @@
 """Copies of KV blocks between the KV cache and host memory in a thread of a worker, a block at a time, for workers on CPU.
 
-What a step waits for (`wait`) is copied by the thread that waits. All else goes on beside the steps, within the blocks that each allows:
-first what is read back, since a request waits for it. The thread keeps off the cores that the worker computes on, where there are others.
+What a step waits for (`wait`) is copied by the thread that waits. All other copies run beside the steps, within the number of blocks that
+each allows, loads first, since a request waits for them. The thread avoids the cores that the worker computes on, if there are others.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class HostCopier(StepCopier):
             self._change.notify_all()
 
     def allow(self, blocks: int | None) -> None:
-        """From now on the thread may copy so many blocks; None: all it has."""
+        """From now on the thread may copy ``blocks`` blocks; None: no bound."""
         with self._change:
             self.transfers.allowed = blocks
             self._change.notify_all()
@@ -65,7 +65,7 @@ class HostCopier(StepCopier):
             return self.transfers.take_finished()
 
     def wait(self, numbers: set[int]) -> None:
-        """Return when these are finished; unknown ones are. Copies what the thread has not begun."""
+        """Return when these jobs are finished; unknown ones count as finished. Copies the blocks that the thread has not begun."""
         while True:
             with self._change:
                 left = [self.transfers.jobs[number] for number in numbers if number in self.transfers.jobs]

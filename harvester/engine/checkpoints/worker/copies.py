@@ -17,10 +17,10 @@ class Received:
 
 
 class CopyWorker:
-    """Of one worker. Copies begin in the step that plans them: a store reads blocks that were computed before that step.
+    """Copies of one worker. They begin in the step that plans them: a store reads blocks that were computed before that step.
 
-    What is read back is read beside the forward pass of that step, so that a request may be back in the next. A thread that copies on
-    the CPU stores after the pass; a device begins with the pass.
+    Loads run beside the forward pass of that step, so that a request may run again in the next. A thread that copies on the CPU stores
+    after the pass; a device begins with the pass.
     """
 
     def __init__(self, copier: StepCopier) -> None:
@@ -29,7 +29,7 @@ class CopyWorker:
         self._report = CopyReport()
 
     def before_forward(self, orders: StepOrders) -> None:
-        """What is copied from blocks that the step, or a copy beside it, may overwrite goes first. Takes the orders that it starts."""
+        """Start copies, first from blocks that the step, or a copy beside it, may overwrite. Removes from ``orders`` what it starts."""
         for number in sorted(orders.flush):
             job = orders.stores.pop(number, None)
             if job is not None:
@@ -57,7 +57,7 @@ class CopyWorker:
         self.copier.submit(Job(number, store, job.blocks))
 
     def received(self) -> Received:
-        """What is back since the last call. Takes note of all copies that ended, for `report`."""
+        """Requests whose loads ended since the last call. Takes note of all copies that ended, for `report`."""
         found = Received()
         for job in self.copier.get_finished():
             self._report.ended[job.number] = 1

@@ -1,8 +1,8 @@
-"""Copies of KV blocks between a device's KV cache and host memory, by the device: the thread that launches steps only asks for them.
+"""Copies of KV blocks between a device's KV cache and host memory, by the device: the thread that launches steps only enqueues them.
 
-A copy begins after the steps that were launched before the one it is planned beside: they computed what is stored, and may still write to
-a block that is read back into. What a step waits for (`wait`) its stream waits for, on the device; no thread does. It has a stream of its
-own: other copies of a step may be gigabytes.
+A copy begins after all steps launched before the one it is planned beside: those computed what is stored, and may still write to a block
+that is loaded into. For copies that a step must wait for (`wait`), the step stream waits on the device; no thread does. Such stores have a
+stream of their own: a step's other copies may be gigabytes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from harvester.engine.worker.device import Batch, CopyDevice, Lane, Mark, Span
 
 
 class _Layers:
-    """The KV caches as addresses. Each [layers]."""
+    """Addresses and sizes of the KV caches. Each array: [layers]."""
 
     def __init__(self, pages: Sequence[Pages]) -> None:
         self.base = np.array([each.tensor.data_ptr() for each in pages], np.int64)
@@ -35,7 +35,7 @@ class _Layers:
 
 @dataclass(slots=True)
 class _Copying:
-    """Blocks of a job, on one of the device's streams; ``rows``: of the scratch memory that they are read back into."""
+    """Blocks of a job that are being copied on one of the device's streams; ``rows``: scratch rows that they are read back into."""
 
     job: Job
     blocks: list[Block]
@@ -44,7 +44,7 @@ class _Copying:
 
 
 class DeviceCopier(StepCopier):
-    """Host memory of ``slots`` blocks, taken as it is used, ahead of it where ``ahead``: by a thread of its own.
+    """Host memory of ``slots`` blocks, allocated as it is used; with ``ahead``, a thread of its own allocates it before.
 
     With ``verify`` each host block has a checksum: what was copied, either way, is read back from the KV cache and compared.
     """
@@ -61,7 +61,7 @@ class DeviceCopier(StepCopier):
         piece_bytes: int = PIECE_BYTES,
         ahead: bool = True,
     ) -> None:
-        self._pages = pages  # whose memory the addresses are of
+        self._pages = pages  # holds the memory that the addresses point to
         self._layers = _Layers(pages)
         self.block_bytes = slot_bytes(pages)
         self._device = device
@@ -97,7 +97,7 @@ class DeviceCopier(StepCopier):
                 self._copy(job, blocks, after, Lane.OUT if job.store else Lane.BACK)
 
     def wait(self, numbers: set[int]) -> None:
-        """The steps' stream waits for these from here on; unknown ones are finished. What of them was not launched is, at once."""
+        """The step stream waits for these jobs from here on; unknown ones count as finished. Launches what is not launched of them yet."""
         jobs = [self.transfers.jobs[number] for number in sorted(numbers) if number in self.transfers.jobs]
         if jobs:
             after = self._device.mark()
@@ -131,7 +131,7 @@ class DeviceCopier(StepCopier):
         self._scratch.close()
 
     def _launchable(self, job: Job) -> int:
-        """How many of its next blocks may be copied beside the step: no more than it allows, nor those whose slots are not there yet."""
+        """How many of the job's next blocks may be copied beside the step: within its bound, up to a slot with memory yet to come."""
         most = len(job.blocks) - job.begun
         if self.transfers.allowed is not None:
             most = min(most, self.transfers.allowed)
@@ -143,7 +143,7 @@ class DeviceCopier(StepCopier):
         return next((number for number, slot in enumerate(slots) if not (self.memory.ready(slot) or self.memory.full)), most)
 
     def _copy(self, job: Job, blocks: list[Block], after: Mark, lane: Lane) -> None:
-        """Those that can be: a slot may have no memory, or not hold any more what was stored in it."""
+        """Copy the blocks that can be copied: a slot may have no memory, or may not hold any more what was stored in it."""
         fit = [block for block in blocks if self.memory.address(block[1]) is not None and (job.store or self._whole(block))]
         if len(fit) < len(blocks):
             self.transfers.ended(job, len(blocks) - len(fit), False, 0.0)
@@ -180,7 +180,7 @@ class DeviceCopier(StepCopier):
 
 
 class _Ahead:
-    """The thread that takes memory before it is used."""
+    """The thread that allocates host memory before it is used."""
 
     def __init__(self, memory: HostPieces, device: CopyDevice) -> None:
         self._memory, self._device = memory, device

@@ -1,7 +1,7 @@
-"""How far the host memory of checkpoints may grow, asked again with each step that it grows by.
+"""How far the host memory of checkpoints may grow. Free memory is measured again each time it grows.
 
-What was free at start may be somebody else's an hour later. The engine core decides for all ranks, before a slot is given out that was
-never used: where memory is short the pool gives up old checkpoints instead.
+Memory that was free at start may be in use an hour later. The engine core decides for all ranks, before it gives out a slot that was never
+used. Where memory is short, the pool gives up old checkpoints instead.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from harvester.policy.kv.hostpool import HostPool
 
 log = logging.getLogger(__name__)
 
-STEP_BYTES = 256 << 20  # asked for at once
-LEFT_SHARE = 0.05  # of all memory under the bound, what growth leaves free
+STEP_BYTES = 256 << 20  # least growth at once
+LEFT_SHARE = 0.05  # share of all memory under the bound that growth leaves free
 RETRY_S = 1.0
 
 
 class Growth:
-    """Of one pool, whose slots are ``slot_bytes`` on all ranks together. Slots are used densely: so many as were held at once at most."""
+    """Growth of one pool, with slots of ``slot_bytes`` on all ranks together. No more slots are ever used than were held at one time."""
 
     def __init__(
         self, pool: HostPool[bytes], slot_bytes: int, room: Callable[[], Room] = memory_room, clock: Callable[[], float] = time.monotonic
@@ -31,12 +31,12 @@ class Growth:
         self._room, self._clock = room, clock
         self._all = pool.capacity
         self._opened = 0  # slots that may be used
-        self._taken = 0  # of them, those that were
+        self._taken = 0  # of them, those that were used
         self._retry_at_s = 0.0
         self._told = False
 
     def prepare(self, slots: int) -> None:
-        """So many more are about to be held. Where memory is short the pool's ``withheld`` says how many slots there are no means for."""
+        """``slots`` more are about to be held. Where memory is short, sets the pool's ``withheld``: slots that there is no memory for."""
         self._taken = max(self._taken, self._pool.used)
         wanted = min(self._all, self._pool.used + slots)
         if wanted <= self._opened or (self._pool.withheld and self._clock() < self._retry_at_s):

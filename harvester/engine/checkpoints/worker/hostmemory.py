@@ -1,7 +1,7 @@
-"""Host memory for checkpoints, on CPU: taken from the machine a little ahead of its use, in huge pages where there are any.
+"""Host memory for checkpoints, on CPU: populated a little ahead of its use, in huge pages where there are any.
 
-A page costs several times its copy when it is written to for the first time. A copy that a step waits for should not pay for that, nor
-should the step that is computed meanwhile: the interpreter's lock is not held.
+The first write to a page costs several times the copy. A copy that a step waits for should not pay for that, nor should the step that is
+computed meanwhile: pages are populated without the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from contextlib import suppress
 import numpy as np
 
 AHEAD = 16  # slots beyond the highest one used
-PIECE_BYTES = 1 << 21  # taken at once, a huge page; the thread copies nothing meanwhile
+PIECE_BYTES = 1 << 21  # populated at once, a huge page; the thread copies nothing meanwhile
 POPULATE_WRITE = 23  # Linux's MADV_POPULATE_WRITE, from 5.14 on: contents stay as they are
 
 
@@ -34,11 +34,11 @@ class HostMemory:
         self._madvise = ctypes.CDLL(None).madvise if sys.platform == "linux" else None  # `mmap.madvise` holds the interpreter's lock
 
     def use(self, slot: int) -> None:
-        """It is about to be written to."""
+        """The slot is about to be written to."""
         self._wanted = max(self._wanted, min(self._bytes, (slot + 1 + AHEAD) * self._block_bytes))
 
     def prepare(self) -> bool:
-        """Take the next piece, unless there is enough."""
+        """Populate the next piece; False if enough are populated."""
         if self._taken >= self._wanted:
             return False
         begin, self._taken = self._taken, self._taken + PIECE_BYTES

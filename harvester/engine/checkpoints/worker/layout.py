@@ -10,14 +10,14 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Pages:
-    """Of one layer. ``tensor``: [num_blocks, page_bytes] int8, its rows apart as they lie; ``place``: where a page lies in a slot."""
+    """Pages of one layer. ``tensor``: [num_blocks, page_bytes] int8, strided as the KV cache is; ``place``: of a page in a slot."""
 
     tensor: torch.Tensor
     place: slice
 
 
 def in_a_row(tensors: Iterable[torch.Tensor]) -> list[Pages]:
-    """``tensors``: of each layer, [num_blocks, page_bytes] int8."""
+    """Give each layer its place in a slot, one after another. ``tensors``: of each layer, [num_blocks, page_bytes] int8."""
     found, begin = [], 0
     for tensor in tensors:
         end = begin + tensor.shape[1]
@@ -27,5 +27,5 @@ def in_a_row(tensors: Iterable[torch.Tensor]) -> list[Pages]:
 
 
 def slot_bytes(pages: list[Pages]) -> int:
-    """That hold a block."""
+    """Bytes of a slot, which holds one KV block."""
     return pages[-1].place.stop if pages else 0

@@ -1,9 +1,9 @@
-"""Host memory that a device copies to and from: taken piece by piece as it is used, and each piece pinned when it is taken.
+"""Host memory that a device copies to and from: allocated piece by piece as it is used, each piece pinned when it is allocated.
 
-A copy engine reads and writes pinned pages beside everything else; a copy of other pages keeps the thread that asks for it. Pieces are
-anonymous memory: none of it is in ``/dev/shm``, whose size a container has little of. They are mapped here and registered with the driver,
-rather than taken from PyTorch's pinned allocator. That one rounds up to powers of two, keeps what is given back, and has no huge pages.
-Where a piece cannot be pinned it has nothing; here the same pages stay as they are.
+A copy engine reads and writes pinned pages beside everything else; a copy of other pages blocks the thread that asks for it. Pieces are
+anonymous memory, not in ``/dev/shm``, which is small in a container. They are mapped here and registered with the driver, rather than taken
+from PyTorch's pinned allocator. That one rounds up to powers of two, keeps freed memory, and has no huge pages. Where pinning fails it has
+no memory to give; here the same pages are used unpinned.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class _Piece:
 class HostPieces:
     """``slots`` of ``block_bytes``. One thread uses slots; another one may call `prepare`, so that memory is there before its use.
 
-    ``pin``: given an address and bytes, whether the range is pinned; ``unpin``: given the address of such a range.
+    ``pin``: takes an address and bytes, returns whether the range is pinned; ``unpin``: takes the address of such a range.
     """
 
     def __init__(
@@ -65,11 +65,11 @@ class HostPieces:
 
     @property
     def full(self) -> bool:
-        """There will be no more pieces."""
+        """Whether no further piece will be allocated."""
         return len(self._pieces) >= self._most
 
     def use(self, slot: int) -> bool:
-        """It is about to be written to; from half a piece on the next one is wanted too. Whether there is more to `prepare`."""
+        """The slot is about to be written to; from the middle of a piece on, the next one is wanted too. Whether to `prepare` more."""
         assert 0 <= slot < self._slots, f"host slot {slot} of {self._slots}"
         ahead = (slot + self._each // 2) // self._each + 1
         self._wanted = max(self._wanted, min(self._most, max(slot // self._each + 1, ahead)))
@@ -79,12 +79,12 @@ class HostPieces:
         return slot // self._each < len(self._pieces)
 
     def prepare(self) -> bool:
-        """Take the next piece, unless there is enough."""
+        """Allocate the next piece, if it is wanted. Returns whether it did."""
         with self._lock:
             return len(self._pieces) < self._wanted and self._take()
 
     def row(self, slot: int) -> np.ndarray | None:
-        """[block_bytes]; None where the machine has no more memory. Takes what is missing, which may take a while."""
+        """The slot's memory, [block_bytes]; None if the machine has no more. Allocates missing pieces, which may take a while."""
         while not self.ready(slot):
             with self._lock:
                 if not self.ready(slot) and not self._take():
@@ -93,7 +93,7 @@ class HostPieces:
         return row
 
     def address(self, slot: int) -> int | None:
-        """Of the row."""
+        """Address of the slot's row; None as for `row`."""
         if not self.ready(slot) and self.row(slot) is None:
             return None
         return self._pieces[slot // self._each].address + slot % self._each * self._block_bytes

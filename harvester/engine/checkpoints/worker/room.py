@@ -13,7 +13,7 @@ GIB = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """``free_bytes`` of ``total_bytes`` may still be taken. ``bound``: what says so, for people."""
+    """``free_bytes`` of ``total_bytes`` may still be taken. ``bound``: where that limit comes from, for messages."""
 
     free_bytes: int
     total_bytes: int
@@ -39,7 +39,7 @@ def memlock_bytes() -> int | None:
 
 
 def _machine(root: Path) -> Room:
-    """What new work may take without swapping, as the kernel reckons it; psutil asks other systems than Linux."""
+    """Memory available without swapping, by the kernel's estimate; on systems other than Linux, by psutil."""
     if sys.platform != "linux":
         import psutil
 
@@ -69,7 +69,7 @@ def _groups(root: Path) -> Iterator[Room]:
 
 
 def _limits(base: Path, path: str, names: tuple[str, str, str]) -> Iterator[Room]:
-    """``names``: of the files with the limit and the use, and of the pages in the use that the kernel gives back at once."""
+    """``names``: the files with the limit and with the use, and the entry of ``memory.stat`` with used pages that are reclaimed at once."""
     inner = PurePosixPath(path.lstrip("/"))
     for place in dict.fromkeys([inner, *inner.parents]):
         room = None if ".." in place.parts else _limit(base / place, names)

@@ -1,4 +1,4 @@
-"""The copies of one worker: in which order, and how many beside a step. What makes them, a thread or a device, is not its affair."""
+"""The copies of one worker: their order, and how many run beside a step. The same whether a thread or a device makes them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from harvester.engine.checkpoints.jobs import Block
 
 @dataclass(slots=True)
 class Job:
-    """``begun``, ``done``: of its blocks. ``seconds``: of copying."""
+    """``begun``, ``done``: numbers of its blocks. ``seconds``: time spent copying."""
 
     number: int
     store: bool
@@ -36,7 +36,7 @@ class Transfers:
 
     @property
     def queue(self) -> deque[Job]:
-        """Whose first job is the next."""
+        """The queue whose first job is next."""
         return self.loads or self.stores
 
     def add(self, job: Job) -> None:
@@ -47,7 +47,7 @@ class Transfers:
             self._finish(job)
 
     def claim(self, job: Job, most: int = 1) -> list[Block]:
-        """Its next blocks are the caller's to copy."""
+        """Hand the job's next blocks, at most ``most``, to the caller, who copies them."""
         blocks = job.blocks[job.begun : job.begun + most]
         job.begun += len(blocks)
         if blocks and job.begun == len(job.blocks):
@@ -55,7 +55,7 @@ class Transfers:
         return blocks
 
     def ended(self, job: Job, blocks: int, ok: bool, seconds: float) -> None:
-        """So many blocks that were claimed are copied, or could not be."""
+        """``blocks`` claimed blocks were copied, or could not be if not ``ok``."""
         job.seconds += seconds
         job.ok &= ok
         job.done += blocks
@@ -83,11 +83,11 @@ class StepCopier(ABC):
 
     @abstractmethod
     def wait(self, numbers: set[int]) -> None:
-        """What comes after on the stream of the steps comes after these jobs; unknown ones are finished."""
+        """Make later work on the step stream run after these jobs; unknown ones count as finished."""
 
     @abstractmethod
     def allow(self, blocks: int | None) -> None:
-        """Before a step's forward pass, after what it waits for: so many blocks may be copied beside it; None: all there are."""
+        """Called before a step's forward pass, after `wait`. Bounds the blocks copied beside the step; None: no bound."""
 
     def launch(self) -> None:  # noqa: B027  # what copies by itself has nothing to do
         """After the forward pass was launched."""
@@ -98,4 +98,4 @@ class StepCopier(ABC):
 
     @abstractmethod
     def shutdown(self) -> None:
-        """Give the host memory back. No copy is in flight any more."""
+        """Free the host memory, once no copy is in flight any more."""

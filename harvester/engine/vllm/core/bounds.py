@@ -1,6 +1,7 @@
-"""What vLLM bounds beside tokens and KV: adapters in a step, images that are computed whole, the cache of images.
+"""What vLLM bounds beside tokens and KV: adapters in a step, images that are computed whole, the encoder cache.
 
-vLLM takes for granted that who runs goes on, and that a step has all of its tokens. Here a request may be paused, and keeps what it has.
+vLLM takes for granted that a running request goes on, and that a step has all of its tokens. Here a request may be paused, and keeps what
+it holds.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from harvester.policy.view import Plan
 
 
 def adapter_of(request: Any) -> int:
-    """Its number; 0 is none."""
+    """Number of the request's adapter; 0: none."""
     return int(request.lora_request.lora_int_id) if request.lora_request else 0
 
 
@@ -33,7 +34,7 @@ def adapters_left(config: Any, running: Iterable[Any], held: Iterable[Any]) -> A
 
 
 def with_adapters(scheduler: Any, plan: Plan, batch: Sequence[Any]) -> Plan:
-    """The plan, with rows preempted for the first chat in turn where it lacks nothing but a place for its adapter."""
+    """The plan, with rows preempted for the first waiting chat in rank order, if it lacks a place for its adapter."""
     if scheduler.lora_config is None or not scheduler.waiting.has_online:
         return plan
     names = {request.request_id for request in batch}
@@ -52,7 +53,7 @@ def with_adapters(scheduler: Any, plan: Plan, batch: Sequence[Any]) -> Plan:
 
 
 def keeps_items_whole(scheduler: Any) -> bool:
-    """Whether the step must have all of its tokens, since an image is left that the model has to see whole.
+    """Whether the step must have its full token budget, since an image is left that the model has to see whole.
 
     vLLM cuts an image where a step has few tokens left, which it takes for rare. The answer would be wrong, and so would its cached KV.
     """
@@ -60,7 +61,7 @@ def keeps_items_whole(scheduler: Any) -> bool:
 
 
 def waits_for_items(scheduler: Any, output: Any, budget_tokens: int) -> bool:
-    """Whether a chat with an image got nothing of a step that had tokens left, while a row holds part of the cache of images."""
+    """Whether a chat with an image got no tokens of a step that had some left, while a row holds part of the encoder cache."""
     holders = scheduler.encoder_cache_manager.request_cached_ids
     if not holders or output.total_num_scheduled_tokens >= budget_tokens:
         return False

@@ -17,16 +17,16 @@ from harvester.policy.waiting import Waiting, WaitingOnline
 class WaitingQueue(RequestQueue):
     """`__len__` and iteration see everything; `__bool__`, `peek_request` and `pop_request` only what the plan ranks or admits.
 
-    ``arrive`` tells the brain of every offline request that waits, ``order`` is told of every one that waits no longer. ``waits``: an
-    online request as the brain sees it.
+    ``arrive``: called with every offline request that begins to wait; ``order``: told of each that waits no longer. ``waits``: makes an
+    online request into the brain's form.
     """
 
     def __init__(self, order: OfflineOrder, arrive: Callable[[Request], None], waits: Callable[[Request], Waiting]) -> None:
         self._order, self._arrive, self._waits = order, arrive, waits
         self._online: dict[str, Request] = {}
-        self._seen = WaitingOnline()  # those of them that could run
-        self._unsettled: set[str] = set()  # of those, whose tokens of steps in flight are not known yet, or whose grammar is not ready
-        self._turns: deque[str] = deque()  # names by rank; one that waits no longer is passed over
+        self._seen = WaitingOnline()  # the online requests that could run
+        self._unsettled: set[str] = set()  # online requests with unknown tokens of steps in flight, or with a grammar that is not ready
+        self._turns: deque[str] = deque()  # names by rank; one that waits no longer is skipped
         self._offline: dict[str, Request] = {}
         self._ranks: Mapping[str, int] = {}
         self._admitted: deque[str] = deque()
@@ -43,12 +43,12 @@ class WaitingQueue(RequestQueue):
 
     @property
     def has_ready(self) -> bool:
-        """Whether one of them could run."""
+        """Whether an online request could run."""
         return len(self._seen) > 0
 
     @property
     def ranks(self) -> Mapping[str, int]:
-        """As given last."""
+        """The ranks given last."""
         return self._ranks
 
     def rank(self, ranks: Mapping[str, int]) -> None:

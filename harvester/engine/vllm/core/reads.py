@@ -1,4 +1,4 @@
-"""What vLLM's scheduler holds, as the brain sees it: every read of its requests, queues and KV blocks."""
+"""What vLLM's scheduler holds, in the brain's form: all reads of its requests, queues and KV blocks are here."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from harvester.policy.view import EngineView, Running
 from harvester.policy.waiting import Waiting
 from jobs.hint import SchedulingHint
 
-TASK_ARG = "task"  # of a request's `vllm_xargs`: what a client calls requests that share a template
+TASK_ARG = "task"  # in a request's `vllm_xargs`: a client's name for requests that share a template
 MAX_TASK_CHARS = 64
 
 
@@ -31,7 +31,7 @@ def is_offline(request: Request) -> bool:
 
 
 def extra_of(request: Request) -> Mapping[str, Any]:
-    """`vllm_xargs` of the request; of one that is pooled what a job's row says."""
+    """`vllm_xargs` of the request; for a pooling request, the arguments that a job's row gave it."""
     if request.pooling_params is not None:
         return request.pooling_params.extra_kwargs or {}
     params = request.sampling_params
@@ -54,7 +54,7 @@ def answered(request: Request) -> int:
 
 
 def row_of(request: Request, block_tokens: int) -> OfflineRow:
-    """An offline request that waits. What it says of its job may come from a chat client, and is bounded."""
+    """A waiting offline request in the brain's form. What it says about its job may come from a chat client, so it is bounded."""
     hint = SchedulingHint.from_args(extra_of(request))
     return OfflineRow(
         name=request.request_id,
@@ -83,13 +83,13 @@ def kind_of(request: Request) -> str:
 
 
 def answer_tokens(request: Request) -> int | None:
-    """Of an answer that came to its end or its limit; None: it was aborted or failed."""
+    """Length of an answer that came to its end or its limit; None: it was aborted or failed."""
     whole = request.status in (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED)
     return int(request.num_output_tokens) if whole else None
 
 
 def waits_for_grammar(request: Request) -> bool:
-    """Whether vLLM passes it over, since the grammar of its answer is still made."""
+    """Whether vLLM passes the request over, since the grammar of its answer is still being compiled."""
     asked = request.structured_output_request
     return request.status == RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR and not (asked and asked.grammar)
 
@@ -116,10 +116,10 @@ def waiting(request: Request, block_tokens: int, slo: Slo, shift_s: float) -> Wa
 
 
 def running(requests: Iterable[Request], block_tokens: int, max_tokens: int, slos: Mapping[str, Slo], shift_s: float) -> list[Running]:
-    """What each is when the steps planned so far are done. ``max_tokens``: of any step; ``shift_s``: from wall to monotonic clock.
+    """Each request as it is once the steps planned so far are done. ``max_tokens``: of any step; ``shift_s``: from wall to monotonic clock.
 
     Without speculative decoding: the one token that a step planned but not answered will add is not counted by vLLM yet.
-    Thousands are looked at in a step: one pass, without a call for each.
+    A step looks at thousands of requests: one pass, without a call for each.
     """
     found = []
     for request in requests:
@@ -151,7 +151,7 @@ def kv_blocks(pool: Any) -> int:
 
 
 def view(
-    scheduler: Any, rows: list[Running], batch: Batch | None, now_s: float, *, stretches: int, stalled: bool, chat_only: bool
+    scheduler: Any, rows: list[Running], batch: Batch | None, now_s: float, *, max_segments: int, stalled: bool, chat_only: bool
 ) -> EngineView:
     """What the scheduler holds now; ``rows``: of its running requests."""
     pool, block_tokens = scheduler.kv_cache_manager.block_pool, scheduler.block_size
@@ -170,7 +170,7 @@ def view(
         loading_online=any(not is_offline(r) for r in loading),
         loading_growth=sum(final_blocks(r, block_tokens) - waiting_blocks(r, block_tokens) for r in loading if is_offline(r)),
         loading_rows={r.request_id: r.num_tokens for r in loading if is_offline(r)},
-        returning=sum(max(1, r.num_tokens - r.num_computed_tokens) for r in back),
+        returning_tokens=sum(max(1, r.num_tokens - r.num_computed_tokens) for r in back),
         returning_context=sum(r.num_computed_tokens for r in back),
         deferred=len(scheduler.deferred_waiting),
         stalled=stalled,
@@ -178,16 +178,16 @@ def view(
         chat_only=chat_only,
         batch=batch,
         freeing=partial(OwnBlocks, scheduler.kv_cache_manager),
-        stretches=stretches,
+        max_segments=max_segments,
     )
 
 
 class OwnBlocks:
-    """A `harvester.policy.view.Freeing` over vLLM's blocks: those that nobody holds any more, of the requests asked for so far."""
+    """A `harvester.policy.view.Freeing` over vLLM's blocks: those that nobody holds once the requests asked for so far lose theirs."""
 
     def __init__(self, manager: Any) -> None:
         self._manager = manager
-        self._holders: dict[int, int] = {}  # that are left, by block
+        self._holders: dict[int, int] = {}  # how many holders are left, by block
 
     def __call__(self, one: Running) -> int:
         freed = 0
@@ -206,7 +206,7 @@ def registered_blocks(scheduler: Scheduler, computed: dict[str, int]) -> list[tu
         size, cached = manager.block_size, manager.num_cached_block
         for request_id, tokens in computed.items():
             first, until = tokens // size, cached.get(request_id, 0)
-            if first < until:  # of those that decode hardly any
+            if first < until:  # rare while a request decodes
                 blocks = manager.req_to_blocks.get(request_id, [])[first:until]
                 found += [(block, block.block_hash) for block in blocks if block.block_hash is not None]
     return found
@@ -218,7 +218,7 @@ def admitted(output: SchedulerOutput) -> frozenset[str]:
 
 
 def recomputed(scheduler: Scheduler, names: Iterable[str], computed: Mapping[str, int]) -> dict[str, int]:
-    """Of those that were admitted in a step and had lost their KV before, the tokens that they compute again in it and after it."""
+    """Tokens computed again, in this step and after it, by offline requests that it admitted and that had lost their KV before."""
     found = ((name, scheduler.requests.get(name)) for name in names)
     return {
         name: max(0, request.num_tokens - 1 - computed[name])
@@ -234,7 +234,7 @@ def rough_load(output: SchedulerOutput) -> StepLoad:
 
 
 def fill_in(scheduler: Scheduler, step: Step, rows: Mapping[str, OfflineRow]) -> None:
-    """What the step planned last computes, and for whom. ``rows``: the offline ones that have not ended."""
+    """Fill in what the step planned last computes, and for whom. ``rows``: the offline requests that have not ended."""
     requests, step.admitted = scheduler.requests, admitted(step.output)
     for name, tokens in step.output.num_scheduled_tokens.items():
         request, row = requests.get(name), rows.get(name)
@@ -257,7 +257,7 @@ def fill_in(scheduler: Scheduler, step: Step, rows: Mapping[str, OfflineRow]) ->
 
 
 def load_of(output: SchedulerOutput, computed: Mapping[str, int], names: Collection[str] | None = None) -> StepLoad:
-    """What the step computes, of the requests in ``names`` or of all. One token behind others counts as a decode, whatever it is."""
+    """What the step computes, of the requests in ``names`` or of all. One token after computed ones counts as a decode, whatever it is."""
     counts = output.num_scheduled_tokens
     names = counts if names is None else names
     tokens, before = [counts[name] for name in names], [computed.get(name, 0) for name in names]

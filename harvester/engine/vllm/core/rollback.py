@@ -1,4 +1,4 @@
-"""Steps that are taken back, and KV that does not come back from the host. The state of vLLM's scheduler is repaired.
+"""Repairs the state of vLLM's scheduler after steps that are rolled back, and after KV that does not come back from the host.
 
 When vLLM plans a step, it counts its tokens and registers the KV blocks that it will fill for prefix caching. Where the step ends at a
 safepoint, none of that came true, nor of the steps planned after it. The scheduler's state must be as if they had never been planned.
@@ -21,7 +21,7 @@ def roll_back(scheduler: Scheduler, steps: Sequence[Step], now_s: float) -> int:
     """Undo ``steps``, oldest first, none of which was computed. Returns how many tokens they had planned.
 
     Requests that ran before go on where they were. Those that were admitted go back to the waiting queue, since the prefix blocks they
-    were given may be among the ones never written. What vLLM still sees of these steps is marked as stale, so that it only keeps count.
+    were given may be among the ones never written. Output of these steps that vLLM is still to see is marked stale, so it is only counted.
     """
     _unregister(scheduler, steps)
     _distrust_loads(scheduler, steps)
@@ -37,16 +37,17 @@ def roll_back(scheduler: Scheduler, steps: Sequence[Step], now_s: float) -> int:
                 _put_back(scheduler, request, now_s)
             else:
                 _rewind(scheduler, request, computed)
-                if scheduler.log_stats and is_offline(request):  # to who asked for it, it was preempted
+                if scheduler.log_stats and is_offline(request):  # whoever asked for it sees a preemption
                     request.record_event(EngineCoreEventType.PREEMPTED, now_s)
     scheduler.prev_step_scheduled_req_ids.clear()  # the worker is sent all tokens of the next step's requests
     return sum(step.tokens for step in steps)
 
 
 def begin_anew(scheduler: Any) -> bool:
-    """Put those whose KV did not come back into the waiting queue, where chat goes first. Returns whether there were any.
+    """Put requests whose KV did not come back into the waiting queue, where chat goes first. Returns whether there were any.
 
-    vLLM would try them ahead of all others, who wait behind the first that finds no KV; and keep KV free from themselves for themselves.
+    vLLM would try them before all others, which then wait behind the first that finds no KV; and it would keep KV free for them that they
+    cannot have themselves.
     """
     back = scheduler.failed_recving_kv_req_ids & scheduler.finished_recving_kv_req_ids
     for request in [request for request in scheduler.kv_holding_waiting if request.request_id in back]:
@@ -59,7 +60,7 @@ def begin_anew(scheduler: Any) -> bool:
 
 
 def fail_load(scheduler: Any, request: Request) -> None:
-    """When the KV on its way to the request is there, it is thrown away, and the request begins anew."""
+    """The KV being loaded for the request is discarded once it is there, and the request begins anew."""
     if request.status == RequestStatus.WAITING_FOR_REMOTE_KVS:
         request.num_computed_tokens = 0
         scheduler.failed_recving_kv_req_ids.add(request.request_id)
@@ -74,7 +75,7 @@ def _unregister(scheduler: Scheduler, steps: Sequence[Step]) -> None:
 
 
 def _distrust_loads(scheduler: Scheduler, steps: Sequence[Step]) -> None:
-    """A request that is read back from the host may have been given a prefix that was to be written in these steps: it begins anew."""
+    """A request that is read back from the host may have a prefix that these steps were to write: then it begins anew."""
     unwritten = {block.block_id for step in steps for block, _ in step.registered}
     for request in scheduler.kv_holding_waiting:
         if any(not unwritten.isdisjoint(ids) for ids in scheduler.kv_cache_manager.get_block_ids(request.request_id)):

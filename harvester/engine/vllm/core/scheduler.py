@@ -36,7 +36,7 @@ from harvester.policy.waiting import Waiting
 if TYPE_CHECKING:
     Stock = Scheduler
 else:
-    Stock = object  # one of vLLM's two schedulers comes behind the mixin
+    Stock = object  # one of vLLM's two schedulers is the next base class
 
 
 class HarvestScheduling(Stock):
@@ -55,14 +55,14 @@ class HarvestScheduling(Stock):
         self._checkpoints = None if planner is None else CheckpointCoordinator(planner, shared, reads.answered)
         self._profile = Profile(settings.profile, graph_sizes(config))
         blocks = reads.kv_blocks(self.kv_cache_manager.block_pool)
-        self._covers = planner is not None and planner.able
+        self._covers = planner is not None and planner.supports_checkpoints
         kv = settings.kv_policy(cpu) if self._covers else None
         policy = replace(settings.policy, keeps_slots=keeps_slots(config))
         self._brain = Brain(parts_of(settings.parts(blocks), self._profile.model, kv), policy)
         if planner is not None and not cpu:
-            self.defer_block_free = False  # a device's copies back come behind the steps that may still write to the block
-        # Should vLLM run out of KV in the middle of a step, the last in the plan's order loses its own: it has not been scheduled yet. By
-        # priority vLLM takes the latest arrival: one that was scheduled leaves blocks in the prefix cache that nobody wrote.
+            self.defer_block_free = False  # on a device, loads run behind the steps that may still write to the block
+        # If vLLM runs out of KV within a step, the last in the plan's order loses its own: it has not been scheduled yet. By priority vLLM
+        # would take the latest arrival: if that was scheduled already, it leaves blocks in the prefix cache that nobody wrote.
         self.policy = SchedulingPolicy.FCFS
         self.waiting = WaitingQueue(self._brain.offline, self._arrive, self._waits)
         self._report = Reporting(settings, config, shared)
@@ -70,12 +70,12 @@ class HarvestScheduling(Stock):
         self._ahead = PlanAhead(self._rows)
         self._steps = StepsInFlight()
         self._epoch = 0  # steps planned before one ended early carry its epoch
-        self._answered: list[tuple[Step, float, float]] = []  # and not yet learnt from
+        self._answered: list[tuple[Step, float, float]] = []  # answered steps that are not learnt from yet: seconds, time of the answer
         self._speculative = config.speculative_config is not None
         self._updated_s = float("-inf")
         self._stalled = False
 
-    # What vLLM tells us of
+    # Events that vLLM reports
 
     def add_request(self, request: Request) -> None:
         """vLLM's; the brain knows the request from here on."""
@@ -86,7 +86,7 @@ class HarvestScheduling(Stock):
         super().add_request(request)
 
     def _arrive(self, request: Request) -> None:
-        """Tell the brain: of an online request once, of an offline one each time that it waits."""
+        """Tell the brain of the request: once if it is online, each time it begins to wait if it is offline."""
         now_s, block_tokens = time.monotonic(), self.block_size
         if reads.is_offline(request):
             self._brain.arrive(reads.row_of(request, block_tokens), now_s)
@@ -94,8 +94,8 @@ class HarvestScheduling(Stock):
             self._brain.arrive(self._online_request(request, now_s - time.time()), now_s)
 
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
-        """vLLM's, of a request that ended or was aborted."""
-        self._sent()  # a step that vLLM has not asked masks for yet: what it writes is known while its requests are here
+        """vLLM's; called for a request that ended or was aborted."""
+        self._sent()  # fills in a step that vLLM has not asked masks for yet, while all of its requests are still here
         name = request.request_id
         self._ahead.left(name)
         self._slos.pop(name, None)
@@ -157,7 +157,7 @@ class HarvestScheduling(Stock):
         elif step.load.tokens:
             self._answered.append((step, seconds, now_s))
         if step.tokens:
-            self._brain.passed(step.ran, seconds, now_s)
+            self._brain.answered(step.ran, seconds, now_s)
             self._report.chat(self._brain.chat_times)
         self._report.ends(step, seconds, self.kv_cache_manager.usage)
         self._updated_s = now_s
@@ -168,14 +168,14 @@ class HarvestScheduling(Stock):
         if self._covers and self._checkpoints is not None and self.waiting.has_online:
             rows, batch = self._checkpoints.marked(rows, self.running), None
         chat_only = self._report.chat_only(now_s)
-        return reads.view(self, rows, batch, now_s, stretches=self._report.stretches, stalled=self._stalled, chat_only=chat_only)
+        return reads.view(self, rows, batch, now_s, max_segments=self._report.max_segments, stalled=self._stalled, chat_only=chat_only)
 
     @contextmanager
     def _applied(self, plan: Plan, now_s: float) -> Iterator[None]:
-        """Hold the plan in vLLM's own fields for the length of one step."""
+        """Set vLLM's own fields to the plan while one step is scheduled."""
         batch = list(self.running)
         if self._checkpoints is not None:
-            self._checkpoints.wish(plan)
+            self._checkpoints.request_copies(plan)
         held = [batch[i] for i in (*plan.pause, *plan.sit_out)]
         self.running = [batch[i] for i in plan.run]
         for i in (*plan.swap_out, *plan.preempt):
@@ -228,14 +228,14 @@ class HarvestScheduling(Stock):
         self._report.told_better(step)
 
     def _roll_back(self, ended: Step, now_s: float) -> None:
-        """The step ended early: it and those behind it count for nothing."""
+        """Roll back the step, which ended early, and those behind it."""
         self._epoch += 1
         self._ahead.clear()
         tokens = rollback.roll_back(self, self._steps.roll_back(ended), now_s)
         self._report.took_back(ended, tokens)
 
     def _learn(self) -> None:
-        """From the steps that were answered; done while the next one runs."""
+        """Learn from the answered steps, while the next one runs."""
         for step, seconds, now_s in self._answered:
             self._brain.observe(step.ran, seconds, now_s)
             self._report.learnt(self._profile, step, self._brain.predictor)
@@ -245,10 +245,10 @@ class HarvestScheduling(Stock):
         if self._covers and self._checkpoints is not None:
             offline = {request.request_id for request in self.running if reads.is_offline(request)}
             pool = self.kv_cache_manager.block_pool
-            self._brain.cover(self._checkpoints.state(self.running, offline, self.waiting.ranks, pool, now_s))
+            self._brain.choose_copies(self._checkpoints.state(self.running, offline, self.waiting.ranks, pool, now_s))
 
     def _is_settled(self) -> bool:
-        """Whether the next step is the same whenever it is planned: nobody waits for a first token, nor for another's slot."""
+        """Whether the next plan does not depend on when it is made: no request waits for a first token, nor for another's slot."""
         return not self.waiting.has_online and not self.kv_holding_waiting and self._brain.online <= self.max_num_active_reqs
 
     def _online_request(self, request: Request, shift_s: float) -> OnlineRequest:

@@ -1,6 +1,6 @@
 """Answers as vLLM gives them.
 
-Which of its parsers take them apart, by the model's family or the configuration; what an answer is held to; its errors as harvester's.
+Which of vLLM's parsers split them, by the model's family or the configuration; constraints on an answer; vLLM's errors as harvester's.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from harvester.engine.frontend.engine import Generated, Top
 from harvester.engine.launch.families import NO_SWITCH, Family, family_of
-from harvester.engine.launch.template import Render, Thought, thought_of
+from harvester.engine.launch.template import Render, ThinkingMode, thought_of
 from harvester.errors import BusyError, ConfigError, EngineError, UsageError
 from jobs.errors import did_you_mean
 from jobs.usage import Usage
 
 AUTO, NONE = "auto", "none"
-ASKED = ({"role": "user", "content": "Hello"},)  # of which templates are shown
+ASKED = ({"role": "user", "content": "Hello"},)  # the conversation that templates are rendered with
 
 log = logging.getLogger(__name__)
 
@@ -38,8 +38,8 @@ log = logging.getLogger(__name__)
 def with_parsers(values: Mapping[str, Any], model_of: Callable[[Mapping[str, Any]], ModelConfig]) -> dict[str, Any]:
     """vLLM's arguments with the parsers in place of ``reasoning_parser`` and ``tool_parser``: auto, none, or a name of vLLM's.
 
-    A parser that auto takes and the model's tokenizer has no marks for is left out, and the log says so. Raises `ConfigError` for a
-    name that vLLM does not have, and for a named parser that does not fit the tokenizer.
+    A parser that auto chooses is left out, and the log says so, if the model's tokenizer lacks its marks. Raises `ConfigError` for a name
+    that vLLM does not have, and for a named parser that does not fit the tokenizer.
     """
     left = {name: value for name, value in values.items() if name not in ("reasoning_parser", "tool_parser", "tool_call_parser")}
     reasoning = str(values.get("reasoning_parser") or NONE)
@@ -70,14 +70,14 @@ def model_family(model: ModelConfig, values: Mapping[str, Any] | None = None) ->
     return family_of(kinds, [model.model, *([served] if isinstance(served, str) else served)])
 
 
-def model_thought(model: ModelConfig, chat_template: str | None) -> Thought | None:
+def model_thought(model: ModelConfig, chat_template: str | None) -> ThinkingMode | None:
     """How the model thinks, whichever parser is set."""
     return thought_of(model_family(model), render_of(model, chat_template))
 
 
-def named_thought(parser: str) -> Thought:
-    """Of a model whose template shows nothing, and whose parser the user named."""
-    return Thought(NO_SWITCH, parser)
+def named_thought(parser: str) -> ThinkingMode:
+    """How a model thinks whose template shows nothing, and whose parser the user named."""
+    return ThinkingMode(NO_SWITCH, parser)
 
 
 def render_of(model: ModelConfig, chat_template: str | None) -> Render:
@@ -113,7 +113,7 @@ def _fitting(model: ModelConfig, asked: str, auto: str | None, key: str) -> str 
     try:
         is_harmony = model.hf_config.model_type == "gpt_oss"
         ParserManager.get_parser(**about, model_name=model.model, is_harmony=is_harmony, tokenizer=cached_tokenizer_from_config(model))
-    except Exception as error:  # of the parser, which says what it misses in its own way
+    except Exception as error:  # each parser has its own error for what it misses
         reason = " ".join(str(error).split())[:300]
         if asked == AUTO:
             log.warning("%s %s is off: %s", key, name, reason)
@@ -123,7 +123,7 @@ def _fitting(model: ModelConfig, asked: str, auto: str | None, key: str) -> str 
 
 
 def guided_by(choices: Sequence[str] | None, json_schema: Mapping[str, Any] | None) -> StructuredOutputsParams | None:
-    """What an answer is held to; None: to nothing."""
+    """The constraint on an answer; None: there is none."""
     if choices is not None:
         return StructuredOutputsParams(choice=list(choices))
     return None if json_schema is None else StructuredOutputsParams(json=dict(json_schema))
@@ -136,7 +136,7 @@ def as_ours() -> Iterator[None]:
         yield
     except EngineDeadError as error:
         raise EngineError("the vLLM engine died under the request; its log is in logs/ray of the state folder") from error
-    except GracefulHTTPError as error:  # its queue is full: later it is not
+    except GracefulHTTPError as error:  # its queue is full for now
         raise BusyError(error.message) from error
     except EngineGenerateError as error:  # of this request alone; the message is that of its cause
         raise UsageError(_line(error.__cause__ or error)) from error

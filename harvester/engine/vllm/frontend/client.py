@@ -1,4 +1,4 @@
-"""vLLM's front end of the engine, which tells the running step of an arrival and times what each class of work gets."""
+"""vLLM's front end of the engine, extended: signals arrivals to the running step, and times the answers of each class of work."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ UNTRACED = {"traceparent": f"00-{'1' * 32}-{'1' * 16}-00"}
 
 
 class HarvestLLM(AsyncLLM):
-    """Both the chat routes and the harvest loop hand their requests to it. Until `attend` it is vLLM's own.
+    """Takes the requests of the chat routes and of the harvest loop. Until `enable_scheduling` it behaves as vLLM's own.
 
     It is a `harvester.engine.frontend.engine.TokenEngine`.
     """
@@ -52,8 +52,8 @@ class HarvestLLM(AsyncLLM):
     _in_flight: Counter[WorkClass] | None = None
     overload: Overload | None = None
 
-    def attend(self, shared: SharedState) -> None:
-        """Signal arrivals and count what becomes of them."""
+    def enable_scheduling(self, shared: SharedState) -> None:
+        """From now on signal arrivals, control overload and keep metrics."""
         self._settings = self.settings
         policy = self._settings.policy
         self._signal = ArrivalSignal(shared, policy.max_ttft_delay_fraction, policy.max_slowdown, graph_sizes(self.vllm_config))
@@ -68,7 +68,7 @@ class HarvestLLM(AsyncLLM):
 
     @property
     def additional(self) -> Mapping[str, Any]:
-        """vLLM's `additional_config`, where harvester's engine finds its own."""
+        """vLLM's `additional_config`, which holds harvester's settings."""
         return additional(self.vllm_config)
 
     @property
@@ -81,7 +81,7 @@ class HarvestLLM(AsyncLLM):
 
     @property
     def shared_state(self) -> SharedState | None:
-        """None for a stock engine, and for one that nobody reads along with."""
+        """None for a stock engine, and for one without shared state."""
         path = self.settings.shared if KEY in self.additional else None
         return None if path is None else SharedState(path)
 
@@ -95,7 +95,7 @@ class HarvestLLM(AsyncLLM):
 
     @property
     def devices(self) -> int:
-        """That one step runs on: tensor x pipeline parallel."""
+        """Number of devices that one step runs on: tensor x pipeline parallel."""
         return int(self.vllm_config.parallel_config.world_size)
 
     def has_work(self) -> bool:
@@ -135,9 +135,9 @@ class HarvestLLM(AsyncLLM):
     async def add_request(
         self, request_id: str, prompt: Any, params: Any, arrival_time: float | None = None, *given: Any, **named: Any
     ) -> RequestOutputCollector:
-        """vLLM's. The signal comes after the request is sent, so that the engine core finds it when the step has ended.
+        """vLLM's. The signal comes after the request is sent, so that the engine core finds the request when the step has ended.
 
-        Rows leave no spans, unless they bring a trace: a table would be a million of them.
+        Job rows make no trace spans, unless they bring a trace: a table would make a million.
         """
         online = work_class(named.get("priority", 0)) is WorkClass.ONLINE
         if not online and self._is_traced and not named.get("trace_headers"):
@@ -153,7 +153,7 @@ class HarvestLLM(AsyncLLM):
         return collector
 
     async def _add_choice(self, request: EngineCoreRequest) -> None:
-        """What vLLM does for each choice: send it to the engine core. One that is no chat is offline work, and says nothing of a job."""
+        """Send one choice to the engine core, in place of vLLM's call. One that is no chat becomes offline work, without a job's hints."""
         assert self.overload is not None
         if work_class(request.priority) is WorkClass.ONLINE and not self.overload.sends(str(request.external_req_id)):
             request.priority = PRIORITY_OFFLINE
@@ -188,7 +188,7 @@ class HarvestLLM(AsyncLLM):
 
     @contextmanager
     def _running(self, request_id: str, choices: int, priority: int) -> Iterator[WorkClass]:
-        """What a prompt is that runs within the block: offline where none of its choices is chat."""
+        """A prompt runs within the block. Yields its class of work: offline if none of its choices is chat."""
         work = work_class(priority)
         if self.overload is None or work is WorkClass.OFFLINE:
             yield work
@@ -222,7 +222,7 @@ class HarvestLLM(AsyncLLM):
         finally:
             counts[work] -= 1
             if self.overload is not None and not counts[WorkClass.ONLINE]:
-                self.overload.nobody_is_there()
+                self.overload.reset_awaiting()
 
     def _promise(self, params: Any) -> Slo:
         assert self._settings is not None, "asked of an engine that nobody attends"
@@ -251,7 +251,7 @@ class HarvestLLM(AsyncLLM):
             own |= {} if thought is not None else {"structured_outputs": guided_by(choices, json_schema)}
             params = SamplingParams(**{**(sampling or {}), **own}, output_kind=RequestOutputKind.FINAL_ONLY)
             prompt: Any = TokensPrompt(prompt_token_ids=list(token_ids)) if rendered is None else dict(rendered)
-            # Where nothing is thought, an answer is held to its choices or schema from its first token on.
+            # Without thinking, an answer is held to its choices or schema from its first token on.
             stream = self.generate(
                 prompt, params, request_id, priority=priority, lora_request=adapter, **(thought or {"reasoning_ended": True})
             )

@@ -1,4 +1,4 @@
-"""What OpenAI's API has and vLLM's application lacks: one model by its name, and OpenAI's body for a route that the model does not have."""
+"""What OpenAI's API has and vLLM's application lacks: a route for one model, and OpenAI's error body for routes the model does not have."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
-# What a client asks for by the model's kind; vLLM has the route only where the model can answer it.
+# Last part of a route -> what it returns. vLLM has each of these routes only if the model can answer it.
 _BY_KIND = {
     "embeddings": "embeddings",
     "score": "scores",
@@ -31,7 +31,7 @@ def complete(app: FastAPI) -> None:
         known = ", ".join(one["id"] for one in listed)
         return _refused(404, f"the model {name[:120]!r} does not exist; this server has: {known}", "model", "model_not_found")
 
-    app.router.default = _no_route  # handlers of errors come too late: vLLM's stack is built
+    app.router.default = _no_route  # too late for an error handler: vLLM's middleware stack is built
 
 
 async def _no_route(scope: Scope, receive: Receive, send: Send) -> None:

@@ -1,4 +1,4 @@
-"""Media that vLLM reads: fetched from the hosts it was told alone, never by a redirect; and prompts of rows that show images.
+"""Media that vLLM reads, fetched only from allowed hosts and never by a redirect; and prompts of job rows with images.
 
 Images of a row are read by vLLM's image reader, then their prompt is made by its renderer, as for a chat.
 """
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 NAME = "http"  # vLLM's usual connector
 FETCH_S = 10  # most time for one image
-COUNTED = 1024  # images whose tokens are remembered
+COUNTED = 1024  # rows' images whose token counts are remembered
 
 
 class CheckedConnection(HTTPConnection):
@@ -76,7 +76,7 @@ def fetch_checked(hosts: tuple[str, ...]) -> None:
 
 
 class BoundedImage(ImageMediaIO):
-    """Takes no more than ``most_bytes`` of an address; None: as many as vLLM takes."""
+    """Reads at most ``most_bytes`` from an address; None: as many as vLLM reads."""
 
     def __init__(self, most_bytes: int | None) -> None:
         super().__init__()
@@ -87,9 +87,9 @@ class BoundedImage(ImageMediaIO):
 
 
 class Images:
-    """Of one engine, after `fetch_checked`. Used from one event loop; decoding is in vLLM's threads.
+    """Prompts with images, for one engine, after `fetch_checked`. Used from one event loop; decoding is in vLLM's threads.
 
-    ``chat_template``: the user's; None: the model's. ``max_bytes`` of an image that is fetched.
+    ``chat_template``: the user's; None: the model's. ``max_bytes``: the limit for an image that is fetched.
     """
 
     def __init__(self, llm: HarvestLLM, chat_template: str | None, max_bytes: int | None) -> None:
@@ -101,8 +101,8 @@ class Images:
     async def prompt(self, messages: Sequence[Message], images: Sequence[str], template_kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """What `HarvestLLM.complete` takes as ``rendered``: tokens, and the images as the model's processor made them.
 
-        The first message of the user shows ``images``, data: URLs or addresses at allowed hosts, before its text. To be sent to the engine:
-        vLLM takes what it has rendered once for known there. Raises `RowError`: ``bad_image``, or ``refused`` for the rest.
+        The user's first message shows ``images``, data: URLs or addresses at allowed hosts, before its text. The result must be sent to the
+        engine: vLLM assumes that what it rendered once is known there. Raises `RowError`: ``bad_image``, or ``refused`` for the rest.
         """
         return await self._rendered(messages, images, template_kwargs, is_sent=True)
 
@@ -132,7 +132,7 @@ class Images:
         return dict(found[0])
 
     async def _loaded(self, address: str) -> Any:
-        """The image as vLLM's own chat would have it."""
+        """The image as vLLM's own chat route would load it."""
         connector = MEDIA_CONNECTOR_REGISTRY.load(NAME, allowed_media_domains=self._llm.model_config.allowed_media_domains)
         try:
             return await connector.load_from_url_async(address, self._reader, fetch_timeout=FETCH_S)
@@ -142,7 +142,7 @@ class Images:
 
 
 def showing(messages: Sequence[Message], images: Sequence[Any]) -> list[dict[str, Any]]:
-    """The conversation, whose first message of the user has ``images`` before its text."""
+    """The conversation, with ``images`` before the text of the user's first message."""
     shown: list[dict[str, Any]] = [dict(message) for message in messages]
     first = next(message for message in shown if message["role"] == "user")
     text = [{"type": "text", "text": first["content"]}] if first["content"] else []

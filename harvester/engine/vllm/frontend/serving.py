@@ -1,6 +1,6 @@
 """vLLM's OpenAI application: chat with service tiers, and OpenAI requests that come from a table, through the same serving objects.
 
-And the thinking of job rows: how a prompt is told to think or not, what the engine is told, and an answer taken apart by vLLM's parser.
+Also the thinking of job rows: its switch in the prompt, the engine's arguments for it, and how vLLM's parser splits an answer.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from jobs.hint import SchedulingHint
 from jobs.tasks.thinking import ModelThinking
 from jobs.usage import Usage
 
-BUSY = (429, 503)  # the engine's queue is full: later it is not
+BUSY = (429, 503)  # status of an answer while the engine's queue is full
 BUSY_WAIT_S = 1.0
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
@@ -85,7 +85,7 @@ def served_adapters(app: FastAPI) -> dict[str, LoRARequest]:
 
 
 def install(serving: Any, method: str, config: TierConfig) -> Create:
-    """Put tiers before ``serving.method``, a serving object of vLLM's. Returns vLLM's own, for requests whose priority is settled."""
+    """Wrap ``method`` of vLLM's serving object in service tiers. Returns vLLM's own method, for requests whose priority is settled."""
     create: Create = getattr(serving, method)
 
     async def create_in_tier(request: Any, raw_request: Request | None = None) -> Any:
@@ -121,12 +121,12 @@ class _Endpoint:
 
 
 class OfflineApi:
-    """Both endpoints of ``app``, vLLM's application, which gets its service tiers here."""
+    """Both endpoints of ``app``, vLLM's application, for job rows. Installs the service tiers of chat on them."""
 
     def __init__(self, app: FastAPI, llm: HarvestLLM, tiers: TierConfig) -> None:
         self._llm = llm
         self._app = app
-        state = app.state  # of a pooling model it has neither
+        state = app.state  # has neither endpoint if the model is a pooling model
         chat, plain = getattr(state, "openai_serving_chat", None), getattr(state, "openai_serving_completion", None)
         self._endpoints = {
             CHAT: _Endpoint(ChatCompletionRequest, None if chat is None else install(chat, "create_chat_completion", tiers)),
@@ -134,7 +134,7 @@ class OfflineApi:
         }
 
     def adapter(self, name: str | None) -> LoRARequest | None:
-        """None: the model itself. Raises `RowError` for one that this engine does not have."""
+        """The LoRA adapter of this name; None: the model itself. Raises `RowError` for one that this engine does not have."""
         if name is None:
             return None
         known = served_adapters(self._app)
@@ -186,7 +186,7 @@ class OfflineApi:
 
 
 def _body(answer: Any) -> str:
-    """JSON text of a response. What a tool parser reads from the escapes of a model may hold half a surrogate pair, which stays escaped."""
+    """JSON text of a response. A tool parser may read half a surrogate pair from a model's escapes; it stays escaped."""
     try:
         return str(answer.model_dump_json())
     except PydanticSerializationError:
@@ -194,25 +194,25 @@ def _body(answer: Any) -> str:
 
 
 def _usage(told: UsageInfo) -> Usage:
-    """vLLM's, which says nothing of preemptions."""
+    """Usage as vLLM tells it, without the number of preemptions."""
     cached = told.prompt_tokens_details.cached_tokens if told.prompt_tokens_details else None
     return Usage(prompt_tokens=told.prompt_tokens, cached_tokens=cached or 0, output_tokens=told.completion_tokens or 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """An answer taken apart. ``reasoning``: None where nothing was thought."""
+    """An answer split by its parser. ``reasoning``: None if the model did not think."""
 
     text: str
     reasoning: str | None
 
 
 class Reasoning:
-    """Of the model behind ``app``, vLLM's application, whose parser it uses. ``chat_template``: the user's; None: the model's."""
+    """Thinking of the model behind ``app``, vLLM's application, whose parser it uses. ``chat_template``: the user's; None: the model's."""
 
     def __init__(self, llm: HarvestLLM, app: FastAPI, chat_template: str | None) -> None:
         self._llm = llm
-        serving = getattr(app.state, "openai_serving_chat", None)  # of a pooling model there is none
+        serving = getattr(app.state, "openai_serving_chat", None)  # None for a pooling model
         found = None if serving is None else serving.parser_cls
         self._parser_cls: type[Parser] | None = None if found is None or found.reasoning_parser_cls is None else found
         thought = None if serving is None else model_thought(llm.model_config, chat_template)
@@ -232,7 +232,7 @@ class Reasoning:
         return {**switched, **rendering.template_kwargs}
 
     def reader(self, prompt: Prompt, token_ids: Sequence[int], opening: Sequence[int]) -> Reader | None:
-        """For one request, whose prompt is ``token_ids``; None where it does not think.
+        """The reader for one request, whose prompt is ``token_ids``; None if it does not think.
 
         ``opening``: the end of the prompt, with which the template begins an answer.
         """
@@ -246,7 +246,7 @@ class Reasoning:
 
 
 class Reader:
-    """What vLLM's chat route does around one request, for a row."""
+    """Does for a job row what vLLM's chat route does before and after one request."""
 
     def __init__(
         self,
@@ -262,19 +262,19 @@ class Reader:
         self._request = ChatCompletionRequest.model_validate({"messages": []})
         self._request.structured_outputs = guided  # the parser of some models (gpt-oss, Mistral) puts its channels around it
         parser.adjust_request(self._request)
-        # By the names of vLLM's sampling parameters, and of `AsyncLLM.generate`.
+        # Keys of `sampling` are vLLM's sampling parameters, those of `engine` arguments of `AsyncLLM.generate`.
         self.sampling = {
             "skip_special_tokens": self._request.skip_special_tokens,
             "thinking_token_budget": budget_tokens,
             "structured_outputs": self._request.structured_outputs,
         }
         self._has_ended = self._request.resolve_reasoning_ended(parser, token_ids)
-        if self._has_ended and opening:  # not by a mark of an end in the text of a row
+        if self._has_ended and opening:  # an end mark in the text of a row does not count
             self._has_ended = self._request.resolve_reasoning_ended(parser, list(opening))
         self.engine = {"reasoning_ended": self._has_ended, "reasoning_parser_kwargs": {"chat_template_kwargs": dict(kwargs)}}
 
     def read(self, found: Generated) -> Read:
-        """A thinking that was cut off is no answer, also where the model's parser takes what has no end mark for one."""
+        """Split the answer. Thinking that was cut off is no answer, even if the model's parser takes text without an end mark for one."""
         self._parser.set_prompt_token_ids(self._token_ids)
         reasoning, content, _ = self._parser.parse(found.text, self._request, model_output_token_ids=found.token_ids)
         if reasoning is None and found.finish_reason == "length" and not self._has_ended:

@@ -1,6 +1,7 @@
 """vLLM's workers, imported by name in the worker process (``worker_cls``).
 
-A step of offline work may end at a safepoint, and then answers that nothing was computed. On a CPU: adapters for those alone who asked.
+A step of offline work may end at a safepoint, and then answers that nothing was computed. On a CPU, an adapter answers only the requests
+that asked for it.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ SPIN_S = 0.005  # the CPU worker has its core to itself, and the next step mostl
 if TYPE_CHECKING:
     Stock = Worker
 else:
-    Stock = object  # vLLM's worker for CPUs or for GPUs comes behind the mixin
+    Stock = object  # vLLM's worker for CPUs or for GPUs is the next base class
 
 
 class PreemptibleWorker(Stock):
@@ -120,17 +121,17 @@ class PreemptibleWorker(Stock):
             self._safepoints.arm(order.number, order.every)
 
     def _skip(self, scheduler_output: SchedulerOutput) -> None:
-        """A void step, taken in and not computed.
+        """Take in a void step, and do not compute it.
 
-        The model must not run: with two steps in flight its input holds tokens that the ended step was to sample. What the step says of
-        requests and blocks counts, and what it says of KV transfers.
+        The model must not run: with two steps in flight its input holds tokens that the ended step was to sample. The step's changes to
+        requests and blocks still count, and so do its KV transfers.
         """
         empty = dataclasses.replace(scheduler_output, total_num_scheduled_tokens=0)
         output = super().execute_model(empty)
         self._ended = _nothing(scheduler_output, output.kv_connector_output)
 
     def _end(self, scheduler_output: SchedulerOutput, number: int) -> None:
-        """The step counts for nothing. It has ended when the device has nothing left of it."""
+        """End the step, whose results do not count. It has ended when the device has none of its work left."""
         assert self._device is not None
         assert self._shared is not None
         self._device.drain()
@@ -145,7 +146,7 @@ class PreemptibleWorker(Stock):
         self._ended = _nothing(scheduler_output, self._transfers(scheduler_output))
 
     def _transfers(self, scheduler_output: SchedulerOutput) -> KVConnectorOutput | None:
-        """What the step tells of KV transfers, which go on whatever becomes of it. Those that it asked for are begun."""
+        """What the step reports of KV transfers, which go on although it ended early. Begins those that it asked for."""
         if not has_kv_transfer_group():
             return None
         runner = self.model_runner
@@ -162,7 +163,7 @@ class PreemptibleWorker(Stock):
         return measure_kv_copy(self.model_runner.kv_caches, self._kv_blocks())
 
     def kv_comes_back(self) -> bool:
-        """Whether KV blocks are the same after a way to host memory and back; called while nothing runs."""
+        """Whether KV blocks are unchanged after a copy to host memory and back; called while nothing runs."""
         return kv_comes_back(self.model_runner.kv_caches, self._kv_blocks())
 
     def _kv_blocks(self) -> int:
@@ -171,7 +172,7 @@ class PreemptibleWorker(Stock):
         return blocks
 
     def sample_tokens(self, grammar_output: GrammarOutput | None) -> Any:
-        """vLLM's; the answer of a step that ended early is that of no token."""
+        """vLLM's; the answer of a step that ended early has no tokens."""
         ended, self._ended = self._ended, None
         if ended is not None:
             return ended
@@ -183,7 +184,7 @@ class PreemptibleWorker(Stock):
 
 
 class TimedOutput(AsyncModelRunnerOutput):
-    """An output that carries its step's seconds as `STEP_SECONDS` once it is there."""
+    """An output that carries its step's seconds as `STEP_SECONDS` once the device is done."""
 
     def __init__(self, inner: ModelRunnerOutput | AsyncModelRunnerOutput, span: Span) -> None:
         self._inner, self._span = inner, span
@@ -197,7 +198,7 @@ class TimedOutput(AsyncModelRunnerOutput):
 
 
 def _nothing(scheduler_output: SchedulerOutput, transfers: KVConnectorOutput | None) -> ModelRunnerOutput:
-    """The answer of a step that counts for nothing."""
+    """The answer of a step that ended early, or is void."""
     ids = list(scheduler_output.num_scheduled_tokens)
     ended = ModelRunnerOutput(req_ids=ids, req_id_to_index={name: i for i, name in enumerate(ids)})
     ended.kv_connector_output = transfers
@@ -223,7 +224,7 @@ class CpuAdapters(PunicaWrapperCPU):
 
 
 def _without(x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """``x`` with zeros for the lines whose adapter's place is -1: what adapters add to them is nothing."""
+    """``x`` with zeros in the lines whose adapter's place is -1, so that adapters add nothing to them."""
     lines = x.view(-1, x.shape[-1])
     return torch.where(places[: lines.shape[0], None] >= 0, lines, 0).view_as(x)
 
@@ -250,10 +251,10 @@ class RewindingGenerator(torch.Generator):
 if TYPE_CHECKING or on_cpu():
 
     class HarvestCpuWorker(PreemptibleWorker, CPUWorker):
-        """For CPUs, with seeded sampling that survives a chunked prefill, and adapters for those alone who asked for them.
+        """For CPUs, with seeded sampling that survives a chunked prefill, and adapters only for requests that asked for them.
 
-        Without a compiler vLLM's warms nothing up, which is where a later pipeline stage makes room for what the stage before it sends: its
-        first step would fail.
+        Without a compiler, vLLM's worker does not warm up. That is where a later pipeline stage makes room for what the stage before it
+        sends: its first step would fail.
         """
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -17,7 +17,7 @@ CHAT_APP = "chat"  # of the first model
 FURTHER = "model-"  # before the name of a further one
 ANSWER_WAIT_S = 20.0
 LOOK_WAIT_S = 1.0  # for what is asked again later
-EACH_WAIT_S = 3.0  # for each where all are asked: a machine without power says nothing, until Ray notices
+EACH_WAIT_S = 3.0  # for each replica when all are asked: a machine without power is silent until Ray notices
 
 
 def chat_app_of(model: str | None) -> str:
@@ -26,7 +26,7 @@ def chat_app_of(model: str | None) -> str:
 
 
 class Replicas:
-    """Of the first model and of ``further`` ones. Serve picks the replica that answers.
+    """Calls to replicas of the first model and of ``further`` ones. Serve picks the replica that answers.
 
     `info` and `profile` raise `NoReplicaError` if there is none, or if it dies meanwhile.
     """
@@ -36,7 +36,7 @@ class Replicas:
         self._handles: dict[str | None, Any] = {}
 
     async def info(self, model: str | None = None, wait_s: float | None = None) -> dict[str, Any]:
-        """Of a further model, or the first; ``wait_s``: at the longest `ANSWER_WAIT_S`."""
+        """`Replica.info` of a further model, or of the first (None). ``wait_s``: timeout, by default `ANSWER_WAIT_S`."""
         return dict(await self._ask("info", wait_s=ANSWER_WAIT_S if wait_s is None else wait_s, model=model))
 
     async def answered(self, model: str | None) -> None:
@@ -49,15 +49,15 @@ class Replicas:
         return {name: one for name, one in zip(self._further, told, strict=True) if not isinstance(one, BaseException)}
 
     async def profile(self, seconds: float | None) -> dict[str, Any]:
-        await self.info()  # a measurement takes its time, but only where somebody measures
+        await self.info()  # raises where there is no replica; the measurement itself may take any time
         return dict(await self._ask("profile", seconds))
 
     async def now(self) -> list[dict[str, Any]]:
-        """Of every replica that answers. Raises `NoReplicaError` if none does; one that is dying is left out."""
+        """`Replica.now` of every replica that answers; one that is dying is left out. Raises `NoReplicaError` if none answers."""
         return await self._each("now")
 
     async def metrics(self) -> list[dict[str, Any]]:
-        """Of every replica that answers its rank as ``replica``, its ``id``, and its `/metrics` as ``text``. Raises `NoReplicaError`."""
+        """Of every replica that answers: its rank as ``replica``, ``id``, and `/metrics` as ``text``. Raises `NoReplicaError`."""
         return await self._each("metrics")
 
     async def _each(self, method: str) -> list[dict[str, Any]]:
@@ -85,7 +85,7 @@ class Replicas:
             async with asyncio.timeout(wait_s):
                 return await getattr(self._chat(model), method).remote(*given)
         except TimeoutError as error:
-            if wait_s is None:  # the replica's own
+            if wait_s is None:  # a timeout of the replica itself
                 raise
             raise NoReplicaError(f"no replica answered within {wait_s:g} s; it may be starting: try again in a moment") from error
         except (RayActorError, RayServeException) as error:

@@ -1,4 +1,4 @@
-"""Ray Serve's choice of a replica for each chat, where its own proxies are the ingress. The proxies load this file, by its path."""
+"""How Ray Serve picks a replica for each chat, if its own proxies are the ingress. The proxies import this file by its path."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from ray.serve.config import RequestRouterConfig
 from harvester.policy.admission.route import Silences, ranked
 
 PERIOD_S = 0.5
-ASK_EVERY_S = 1.0  # that a silent replica is asked whether it is there
-ASK_BACKOFF = 3  # Serve's exponent: it has 0.8 s to answer
-EXPECTED_S = "expected_s"  # what a replica tells of itself: seconds until the first token of a chat that came now
+ASK_EVERY_S = 1.0  # between two probes of silent replicas
+ASK_BACKOFF = 3  # exponent of Serve's probe timeout: 0.8 s
+EXPECTED_S = "expected_s"  # a replica's routing stat: expected seconds to the first token of a chat that comes now
 
 
 class ChatRouter(PowerOfTwoChoicesRequestRouter):
-    """Of two replicas chosen at random, wherever they are, the one with the sooner first token; of two alike that with fewer requests.
+    """Power of two choices: of two random replicas, on any node, the one with the lower expected TTFT; if alike, with fewer requests.
 
-    Serve's own prefers the replicas of the proxy's node as long as they accept requests, and ours always do. It also goes on sending
-    requests to a machine that has lost its power, until Ray notices: here a replica that is silent gets none while another is not.
+    Serve's own router prefers replicas on the proxy's node as long as they accept requests, and ours always do. It also goes on sending
+    requests to a machine without power until Ray notices. Here a silent replica gets no request while another one responds.
     """
 
     def __init__(self, *given: Any, **named: Any) -> None:
@@ -63,6 +63,6 @@ class ChatRouter(PowerOfTwoChoicesRequestRouter):
 
 
 def routing(*, is_haproxy: bool) -> RequestRouterConfig:
-    """Of the chat application's deployment. HAProxy as the ingress takes the replica with the fewest connections: Serve has no say then."""
+    """Router options of the chat deployment. HAProxy as the ingress itself picks the replica with the fewest connections."""
     given: dict[str, Any] = {"request_routing_stats_period_s": PERIOD_S}
     return RequestRouterConfig(**given if is_haproxy else given | {"request_router_class": f"{__name__}:{ChatRouter.__name__}"})

@@ -1,4 +1,4 @@
-"""Replicas that follow their chats, by Serve's own autoscaling; and a number of them that somebody asks for."""
+"""The number of replicas: it follows chat by Serve's own autoscaling, or is set by request."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from harvester.serve.deployments.seam import set_replicas
 from jobs.hint import Demand
 
 REPLICA = "replica"  # the deployment's name
-FLOOR = "floor"  # name of a number that replicas tell Serve
+FLOOR = "floor"  # name of the metric that replicas report to Serve
 ASK_S = 5.0  # between two questions of a replica to the ledger
-LOOK_BACK_S = 15.0  # of the mean of open chats; replicas tell theirs every 10 s
+LOOK_BACK_S = 15.0  # window for the mean of open chats; replicas report theirs every 10 s
 
 
 def scaling(replicas: ReplicasConfig) -> dict[str, Any]:
-    """Options of the deployment. Serve counts requests that came from its ingress: those of the harvest loop are none."""
+    """Options of the deployment. Serve counts only requests from its ingress, not those of the harvest loop."""
     if replicas.is_fixed:
         return {"num_replicas": replicas.min}
     by_jobs = {"policy": {"policy_function": f"{__name__}:{with_floor.__name__}"}} if replicas.follows_jobs else {}
     return {
         "autoscaling_config": {
             "min_replicas": replicas.min,
-            **({"initial_replicas": 1} if replicas.sleeps else {}),  # a model that cannot be loaded is found out at the start
+            **({"initial_replicas": 1} if replicas.sleeps else {}),  # so that a model that cannot be loaded fails at the start
             "max_replicas": replicas.max,
             "target_ongoing_requests": replicas.target,
             "upscale_delay_s": replicas.up_s,
@@ -51,14 +51,14 @@ def scaling(replicas: ReplicasConfig) -> dict[str, Any]:
 
 
 def with_floor(context: AutoscalingContext) -> tuple[float, dict[str, Any]]:
-    """Serve's policy for a range that follows jobs too: as many as open chats need, and at least what replicas tell of jobs."""
+    """Autoscaling policy for a range that follows jobs too: what open chats need, but at least the floor that replicas report."""
     number, state = replica_queue_length_autoscaling_policy(context)
     told = [series[-1].value for series in (context.raw_metrics or {}).get(FLOOR, {}).values() if series]
     return max([number, *told]), state
 
 
 class Floor:
-    """In a replica: the fewest that there are to be for the jobs of its ``model``, as the ledger tells."""
+    """Runs in a replica: learns from the ledger the minimum number of replicas for the jobs of ``model``."""
 
     def __init__(self, replicas: ReplicasConfig, model: str, ledger: LedgerActor) -> None:
         self._replicas = replicas
@@ -67,7 +67,7 @@ class Floor:
         self._now = 0
 
     async def run(self) -> None:
-        """Ask every `ASK_S`, where jobs may ask for replicas. What is known stays while nobody answers."""
+        """Ask the ledger every `ASK_S`, if jobs may ask for replicas. The last number stays while the ledger does not answer."""
         while self._replicas.follows_jobs:
             with suppress(HarvesterError):
                 self._now = floor_of(self._replicas, await self._ledger.demand(self._model))
@@ -84,7 +84,7 @@ def floor_of(replicas: ReplicasConfig, demand: Demand) -> int:
 
 
 def deadline_note(config: ServeConfig, *, cpu: bool) -> str | None:
-    """What a deadline may cost beside the job's own share, for who sets one; None where it asks for no replica."""
+    """Note on what a deadline may cost in further replicas, for the user who sets one. None if it adds none."""
     replicas = config.replicas
     if replicas.is_fixed or replicas.at_risk is None or replicas.at_risk == replicas.min:
         return None
@@ -97,9 +97,9 @@ def deadline_note(config: ServeConfig, *, cpu: bool) -> str | None:
 
 
 class Scale:
-    """Changes the number of replicas of a model while they serve. ``cpu``: its engines run on one.
+    """Changes a model's number of replicas while they serve. ``cpu``: the engines run on the CPU.
 
-    ``kept``: a file for the numbers that were asked for, which Serve keeps where this process has to start again.
+    ``kept``: file of the numbers that were asked for. Serve keeps them when this process restarts, so it reads them back.
     """
 
     def __init__(self, config: ServeConfig, kept: Path, *, cpu: bool) -> None:
@@ -111,9 +111,9 @@ class Scale:
         self._now |= {model: number for model, number in _read(kept).items() if model in self._now}
 
     async def __call__(self, number: int, model: str | None = None) -> int:
-        """From now on there are ``number``, until the next start; returns how many there were. ``model``: a further one; None: the first.
+        """Run ``number`` replicas until the server's next start; returns the former number. ``model``: a further one; None: the first.
 
-        Raises `UsageError` where chat decides, where they do not fit, and for a model that there is not.
+        Raises `UsageError` if the model is autoscaled or unknown, or if they do not fit; `NoReplicaError` while it starts or stops.
         """
         if model not in self._now:
             raise UsageError(f"there is no further model {model}; there are {', '.join(self._config.models) or 'none'}")
@@ -133,12 +133,12 @@ class Scale:
         if not is_done:
             raise UsageError("these replicas were deployed by the configuration of their cluster; change num_replicas there")
         was, self._now[model] = self._now[model], number
-        with suppress(StorageError), publish(self._kept) as file:  # Serve has the number; without the file it is told wrongly, at worst
+        with suppress(StorageError), publish(self._kept) as file:  # Serve has the number; without the file, we may report a wrong one
             file.write(json.dumps([[name, count] for name, count in self._now.items()]).encode())
         return was
 
     def wanted(self, model: str | None = None) -> int:
-        """Replicas that there are to be; where chat decides, the fewest."""
+        """Target number of replicas; if autoscaled, the minimum."""
         given = self._of(model).replicas
         return self._now[model] if given.is_fixed else given.min
 
@@ -147,19 +147,19 @@ class Scale:
         return self._of(model).replicas.sleeps
 
     def bounds(self) -> dict[str, int]:
-        """Of the first model, as ``GET /api/server`` tells them."""
+        """Minimum and maximum of the first model's replicas, for ``GET /api/server``."""
         given = self._config.replicas
         return {"replicas": self.wanted(), "max_replicas": self._now[None] if given.is_fixed else given.max}
 
     def all_wanted(self) -> int:
-        """Of all models."""
+        """`wanted`, summed over all models."""
         return sum(map(self.wanted, self._now))
 
     def _of(self, model: str | None) -> ServeConfig:
         return self._config if model is None else self._config.of(model)
 
     def _room(self, model: str | None) -> int:
-        """Replicas of ``model`` that fit beside those of the others, by what Ray counts."""
+        """How many replicas of ``model`` fit beside those of the other models, by Ray's resources."""
         found: dict[str, float] = ray.cluster_resources()
         cpus, gpus = found.get("CPU", 0.0), found.get("GPU", 0.0)
         for other, count in self._now.items():
@@ -178,5 +178,5 @@ class Scale:
 def _read(kept: Path) -> dict[str | None, int]:
     try:
         return {name: int(count) for name, count in json.loads(kept.read_bytes())}
-    except (OSError, ValueError, TypeError):  # none, or a damaged one: the configuration's
+    except (OSError, ValueError, TypeError):  # no file, or a damaged one: the configured numbers count
         return {}

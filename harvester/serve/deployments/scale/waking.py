@@ -1,4 +1,4 @@
-"""Models without replicas: the next chat, or a job with rows to do, has Ray Serve start one (docs/design/0068)."""
+"""Models without replicas: the next chat, or a job with rows to do, makes Ray Serve start one (docs/design/0068)."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from jobs.hint import Demand
 
 log = logging.getLogger("harvester.waking")
 
-LOAD_S = 30.0  # that a model is expected to take before one has been loaded here
+LOAD_S = 30.0  # expected load time of a model until one has been measured here
 SHORTEST_S = 2.0  # an answer sooner than this came from a replica that was there
-AGAIN_S = 5.0  # to wait for a model that takes longer than the last time, or that did not start
+AGAIN_S = 5.0  # minimum wait, for a model that loads more slowly than the last time or did not start
 
 Answered = Callable[[str | None], Awaitable[object]]
 AskedFor = Callable[[str], Awaitable[Demand]]
 
 
 class Waking:
-    """Of the jobs application. ``answered`` returns once a replica of the model has: Serve starts one for a call that waits.
+    """Runs in the jobs application. ``answered`` returns once a replica of the model answers: Serve starts one for a waiting call.
 
-    ``demand``: what the jobs of a model ask for. ``sleeping``: of the models that may have no replica, what their jobs call them, by what
-    the applications do (None: the first).
+    ``demand``: what the jobs of a model need. ``sleeping``: models that may have no replica, as their name in jobs by their name in
+    applications (None: the first).
     """
 
     def __init__(self, answered: Answered, demand: AskedFor, sleeping: Mapping[str | None, str]) -> None:
@@ -37,7 +37,7 @@ class Waking:
         self._took_s: dict[str | None, float] = {}
 
     def wake(self, model: str | None) -> float:
-        """Have a replica of ``model`` started, unless that is under way. Returns the seconds until it probably answers."""
+        """Start a replica of ``model``, unless one is being started. Returns the seconds until it probably answers."""
         if model not in self._names:
             return AGAIN_S
         task, began_s = self._calls.get(model, (None, 0.0))
@@ -47,11 +47,11 @@ class Waking:
         return max(AGAIN_S, self._took_s.get(model, LOAD_S) - (time.monotonic() - began_s))
 
     def is_asleep(self) -> bool:
-        """Whether all may have no replica, and none is being started."""
+        """Whether some model may have no replica, and none is being started."""
         return bool(self._names) and all(task.done() for task, _ in self._calls.values())
 
     async def run(self) -> None:
-        """For jobs: ask every `ASK_S` whether there are rows to do. A model that is there only answers."""
+        """Every `ASK_S`, wake the models whose jobs have rows to do. A model that is loaded just answers."""
         while self._names:
             for model, name in self._names.items():
                 with suppress(HarvesterError):
@@ -62,7 +62,7 @@ class Waking:
     async def _call(self, model: str | None, began_s: float) -> None:
         try:
             await self._answered(model)
-        except Exception:  # of Ray, of many kinds: the next chat or question asks again
+        except Exception:  # raised by Ray, in many kinds: the next chat or look tries again
             log.warning("wake_failed model=%s", model, exc_info=True)
             return
         took_s = time.monotonic() - began_s

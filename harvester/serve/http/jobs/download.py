@@ -22,7 +22,7 @@ BATCH_ROWS = 1024
 
 
 class Pipe:
-    """What a writer wrote since the last look."""
+    """File object for a writer; `taken` returns what was written since its last call."""
 
     def __init__(self) -> None:
         self._pieces: list[bytes] = []

@@ -111,10 +111,10 @@ def jobs_api(
     scale: Rescale | None = None,
     wake: Wake | None = None,
 ) -> FastAPI:
-    """The application, below its prefix ``/api``. Without ``broadcaster`` it has no live events, without ``history`` no past.
+    """The application, below its prefix ``/api``. Without ``broadcaster`` it has no live events, without ``history`` no ``GET /history``.
 
     ``gate``: whom it lets in; None: everybody. ``queries``: processes for SQL; None makes them. ``fleet``: whose metrics it shows.
-    ``scale``: has so many replicas run. ``wake``: loads a model that has no replica; None: each has one.
+    ``scale``: sets the number of replicas. ``wake``: loads a model that has no replica; None: each has one.
     """
     app = FastAPI(title="harvester jobs", version=__version__)
     gate = gate or Gate()

@@ -1,4 +1,4 @@
-"""What of the ledger is the asker's: the administrator's is all, another's the jobs of its own."""
+"""Who may see what of the ledger: an administrator everything, others their own jobs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class LedgerTables(Protocol):
 
 
 async def own_job(ledger: LedgerJobs, job_id: str, who: Identity) -> JobView:
-    """Raises `NotFoundError` for another's job as for one that is not there."""
+    """The job, if it is the caller's. Raises `NotFoundError` alike for another's job and for an unknown one."""
     if who.is_admin:
         return await ledger.show(job_id)
     if job_id == LATEST:
@@ -43,7 +43,7 @@ async def own_job(ledger: LedgerJobs, job_id: str, who: Identity) -> JobView:
 
 
 async def own_table(ledger: LedgerTables, name: str, who: Identity) -> pa.Table:
-    """A table of the ledger, as far as it is the asker's."""
+    """A table of the ledger, reduced to the caller's own rows."""
     table = await ledger.table(name)
     if who.is_admin or name in _OF_NOBODY:
         return table

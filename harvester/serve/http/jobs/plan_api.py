@@ -26,7 +26,7 @@ from jobs.tasks.abilities import Abilities, abilities_of
 
 
 def told_abilities(info: dict[str, Any], model: str | None) -> Abilities:
-    """Raises `NoReplicaError` for a further model of which no replica has told yet."""
+    """What the model can do. Raises `NoReplicaError` for a further model if none of its replicas has reported that yet."""
     able = abilities_of(info, model)
     if able is None:
         raise NoReplicaError(f"no replica of {model} answers; it may be starting: try again in a moment")
@@ -34,7 +34,7 @@ def told_abilities(info: dict[str, Any], model: str | None) -> Abilities:
 
 
 async def _known(ledger: LedgerTables, info: dict[str, Any], model: str | None) -> Known:
-    """Rates and lengths of earlier jobs. Tokens of a prompt are told by its characters."""
+    """Rates and answer lengths of earlier jobs. A prompt's tokens are estimated from its characters."""
     harvest, told = [(await ledger.table(name)).to_pylist() for name in ("harvest", "lengths")]
     counts = {line["task_key"]: line["counts"] for line in told}
 

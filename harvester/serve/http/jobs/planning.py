@@ -1,4 +1,4 @@
-"""The threads in which jobs are planned. Those for everything else are kept free of slow sources and of copies that take minutes."""
+"""Threads for planning jobs. Slow sources, and copies that take minutes, do not block the threads for everything else."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ T = TypeVar("T")
 class Planning:
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="plan")
-        self._asked = 0  # that wait
+        self._asked = 0  # being planned, or waiting
 
     async def run(self, work: Callable[[], T], unmake: Callable[[T], object] | None = None) -> T:
-        """What ``work`` gives. ``unmake``: what becomes of it where the client hangs up meanwhile, see `jobs.threads.in_thread`.
+        """Result of ``work``. ``unmake``: called with it if the client hangs up meanwhile, see `jobs.threads.in_thread`.
 
-        Raises `BusyError` where too many wait already.
+        Raises `BusyError` if too many wait already.
         """
         if self._asked >= AT_ONCE + MAX_IN_LINE:
             raise BusyError(f"{self._asked} jobs are being planned or wait for it, the most that this server takes; try again in a moment")

@@ -25,9 +25,9 @@ class LedgerJobs(Protocol):
 
 
 async def removed(ledger: LedgerJobs, folder: StateFolder, view: JobView) -> JobView:
-    """Remove an ended job; return it as it was. Raises `StateError` for one that goes on, or is of a batch that has its files.
+    """Remove an ended job; return it as it was. Raises `StateError` if it has not ended, or its batch still has its files.
 
-    Its files in a storage that does not answer are deleted later (`finish_removals`).
+    If the storage does not answer, the job's files there are deleted later (`finish_removals`).
     """
     check_removable(view)
     if await asyncio.to_thread(is_of_batch, folder, view.id):
@@ -44,14 +44,14 @@ async def removed(ledger: LedgerJobs, folder: StateFolder, view: JobView) -> Job
 
 
 async def _delete(ledger: LedgerJobs, folder: StateFolder, job_id: str, source: str) -> None:
-    shared = kept_input(folder, source) is not None  # only then others may read it: a view of each job costs the ledger a lot
+    shared = kept_input(folder, source) is not None  # only then may other jobs read it: listing all jobs costs the ledger a lot
     others = [other.source for other in await ledger.jobs()] if shared else []
     await asyncio.to_thread(remove_files, folder, job_id, source, others)
     await asyncio.to_thread(forget_removal, folder, job_id)
 
 
 async def finish_removals(ledger: LedgerJobs, folder: StateFolder) -> None:
-    """Delete from the storage what an earlier removal has left there. A job that the ledger still has was not removed."""
+    """Delete what an earlier removal has left in the storage. A job that the ledger still has was not removed, and keeps its files."""
     begun = await asyncio.to_thread(begun_removals, folder)
     known = {view.id for view in await ledger.jobs()} if begun else set()
     for job_id, source in begun:

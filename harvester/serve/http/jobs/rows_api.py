@@ -1,4 +1,4 @@
-"""``GET /jobs/JOB/results``: rows as a stream of Arrow record batches, which can be taken up anywhere. Memory does not grow with it."""
+"""``GET /jobs/JOB/results``: rows as a stream of Arrow record batches that resumes at any row. Memory does not grow with it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from jobs.storage.parts import results_of
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """Where to begin: behind ``offset`` rows of a part's ``edition``; None: at the first part."""
+    """Where to begin: after ``offset`` rows of a part's ``edition``. Without ``part``, at the first part."""
 
     part: str | None = None
     offset: int = 0
@@ -34,8 +34,8 @@ class Cursor:
 def arrow_of(sink: PartsSink, place: Cursor) -> Iterator[bytes]:
     """The parts from ``place`` on, in the order of their names, as one Arrow IPC stream.
 
-    Each batch's metadata names its part and edition. Raises `StateError` where the part was written again since the client read it,
-    `NotFoundError` where it is not there, `DamageError`.
+    Each batch's metadata names its part and edition. Raises `StateError` if the part was written again since the client read it,
+    `NotFoundError` if there is no such part, `DamageError`.
     """
     parts = [part for part in sink.parts() if place.part is None or part.name >= place.part]
     if place.part is not None and (not parts or parts[0].name != place.part):
@@ -74,6 +74,6 @@ def add_rows(app: FastAPI, ledger: LedgerJobs, folder: StateFolder) -> None:
         view = await own_job(ledger, job_id, who)
         sink = results_of(folder, view.id)
         pieces = arrow_of(sink, Cursor(part, offset, edition)) if format == "arrow" else WRITERS[format](sink)
-        first = await asyncio.to_thread(next, pieces, b"")  # what is wrong with the first part is an error's answer, not a cut stream
+        first = await asyncio.to_thread(next, pieces, b"")  # a problem with the first part becomes an error answer, not a cut stream
         named = {"content-disposition": f'attachment; filename="{view.id}.{format}"'}
         return StreamingResponse(chain([first], pieces), media_type=KINDS[format], headers=named)

@@ -1,4 +1,4 @@
-"""``POST /jobs``: plan a job and enter it. Whatever goes wrong, and whoever hangs up, the copy of its rows is its job's or goes."""
+"""``POST /jobs``: plan a job and enter it in the ledger. On any failure or hang-up, the copy of its rows is a job's or is deleted."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from pydantic import BaseModel
 from harvester.errors import HarvesterError, NotFoundError
 from harvester.serve.access.who import Who
 from harvester.serve.http.contract import refusal
+from harvester.serve.http.disconnects import despite_disconnect
 from harvester.serve.http.jobs.plan_api import told_abilities
 from harvester.serve.http.jobs.planning import Planning
 from harvester.serve.http.jobs.uploads_api import SCHEME, Uploads
 from harvester.serve.http.seen_api import is_user_of
-from harvester.serve.http.unbroken import unbroken
 from harvester.serve.openai.objects import OpenAiRefusal
 from jobs.plan.planner import JobPlanner
 from jobs.spec import JobPlan, JobRequest, JobView
@@ -62,7 +62,7 @@ def add_submit(
             request = request.model_copy(update={"source": request.source.model_copy(update={"uri": uri})})
         work = partial(planner.plan, request, able, who.name, who.limits, is_user=is_user and rules is None, uploaded=rules)
         plan, is_new = _once(await planning.run(work, planner.forget), request.new, sent.headers.get(ONCE))
-        submitted = await unbroken(_entered(ledger, planner, plan, is_new=is_new))
+        submitted = await despite_disconnect(_entered(ledger, planner, plan, is_new=is_new))
         if not submitted.created:
             response.status_code = 200
         return submitted
@@ -81,7 +81,7 @@ async def _entered(ledger: SubmitLedger, planner: JobPlanner, plan: JobPlan, *, 
 
 
 async def is_unknown(ledger: SubmitLedger, plan: JobPlan) -> bool:
-    """Whether the ledger says that it has no such job. Where it says nothing, the job may be there."""
+    """Whether the ledger confirms that it has no such job. If it does not answer, the job may be there."""
     try:
         await ledger.show(plan.spec.id)
     except NotFoundError:
@@ -92,7 +92,7 @@ async def is_unknown(ledger: SubmitLedger, plan: JobPlan) -> bool:
 
 
 def _once(plan: JobPlan, is_new: bool, told: str | None) -> tuple[JobPlan, bool]:
-    """For a client that may repeat itself: the job that is new for it is the one of its idempotency key, which is found again."""
+    """Make a repeated request with ``new`` find its first job: the job's key is derived from the client's idempotency key."""
     if not is_new or told is None:
         return plan, is_new  # without `new`, the same request finds the same job anyway
     key = hashlib.sha256(f"{plan.spec.key} {told}".encode("utf-8", "surrogateescape")).hexdigest()

@@ -29,7 +29,7 @@ class Form:
 
 
 class _Parts:
-    """Callbacks of the parser. Every value is bounded but the file, which goes to ``target`` as it comes."""
+    """Callbacks of the parser. Every plain field is limited in size; the file is written to ``target`` as it comes."""
 
     def __init__(self, target: BinaryIO, max_bytes: int | None) -> None:
         self.form = Form()

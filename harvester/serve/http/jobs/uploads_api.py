@@ -36,7 +36,7 @@ _SEGMENT = re.compile(r"[^./*?\[\]:\\\x00-\x1f\x7f][^/*?\[\]:\\\x00-\x1f\x7f]{0,
 
 
 class Uploads:
-    """A folder for each key's name and upload, with the files of that upload. One that is not whole yet ends in ``.part``."""
+    """Uploaded files, in one folder for each key's name and upload. A file that is not complete yet ends in ``.part``."""
 
     def __init__(self, folder: StateFolder, min_free_bytes: int = 0) -> None:
         self._folder = folder
@@ -44,7 +44,7 @@ class Uploads:
         self._swept_s = 0.0
 
     def path(self, upload_id: str, name: str, who: Identity) -> Path:
-        """Where the whole file is to lie. Raises `ParameterError` for names that cannot be paths."""
+        """Path of the complete file. Raises `ParameterError` for names that cannot be paths."""
         parts = name.split("/")
         if not _ID.fullmatch(upload_id) or len(parts) > MAX_DEPTH or not all(_SEGMENT.fullmatch(part) for part in parts):
             raise ParameterError(
@@ -68,10 +68,10 @@ class Uploads:
     async def append(
         self, path: Path, offset: int, body: AsyncIterator[bytes], digest: str | None, *, is_last: bool, limits: Limits | None = None
     ) -> dict[str, Any]:
-        """Write a piece at ``offset``. The same piece sent again has no further effect. Holds one chunk in memory.
+        """Write a piece at ``offset``. Sending a piece again has no further effect. Holds one chunk in memory.
 
-        Raises `ParameterError` for a piece that leaves a gap, or whose SHA-256 is not ``digest``; what was there before stays.
-        `TooLargeError` above the ``limits`` of who sends it, `LowDiskError` where the disk is nearly full.
+        Raises `ParameterError` for a piece that leaves a gap, or whose SHA-256 is not ``digest``; the bytes before ``offset`` stay.
+        `TooLargeError` above the caller's ``limits``, `LowDiskError` if the disk is nearly full.
         """
         if path.is_file():
             async for _ in body:
@@ -106,7 +106,7 @@ class Uploads:
         return state_of(path, self.root(path))
 
     async def finish(self, path: Path, digest: str | None) -> dict[str, Any]:
-        """The last piece is here. Raises `ParameterError`, and drops the file, where the whole is not what ``digest`` says."""
+        """Complete the file after its last piece. Raises `ParameterError`, and removes the file, if its SHA-256 is not ``digest``."""
         part = _part(path)
         if not path.is_file():
             try:
@@ -124,7 +124,7 @@ class Uploads:
         return state_of(path, self.root(path))
 
     def _max_bytes(self, path: Path, limits: Limits | None) -> int | None:
-        """Of this file: the key's limit of one, or what its limit of all leaves."""
+        """Size limit of this file: the key's limit for one upload, or what is left of its limit for all, if that is less."""
         if limits is None or (limits.max_upload_bytes is None and limits.max_stored_bytes is None):
             return None
         owner = self.root(path).parent
@@ -145,7 +145,7 @@ class Uploads:
             self._folder.mirror.remove_folder(folder)
 
     def sweep(self, sources: Collection[str], now_s: float) -> None:
-        """Remove uploads that none of ``sources`` is and that nobody wrote to for a day."""
+        """Remove uploads that no job reads (``sources``) and that nobody wrote to for a day."""
         for folder in self._folder.uploads.glob("*/*"):
             with suppress(OSError, StorageError):
                 newest_s = max(path.stat().st_mtime for path in (folder, *folder.rglob("*")))
@@ -157,12 +157,12 @@ class Uploads:
         return self._folder.uploads / owner / upload_id
 
     def root(self, path: Path) -> Path:
-        """Folder of the upload that ``path`` is of."""
+        """Folder of the upload that ``path`` belongs to."""
         return self._folder.uploads.joinpath(*path.relative_to(self._folder.uploads).parts[:2])
 
 
 def state_of(path: Path, root: Path) -> dict[str, Any]:
-    """Bytes that are here, and whether the file is whole."""
+    """Bytes received, whether the file is complete, and its address."""
     is_whole = path.is_file()
     part = path if is_whole else _part(path)
     size = part.stat().st_size if part.exists() else 0

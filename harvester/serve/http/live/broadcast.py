@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
 from harvester.errors import BusyError
-from harvester.serve.kept_up import kept_up
+from harvester.serve.keep_running import keep_running
 
 Frame = dict[str, str]  # text of each event, by its name
 TakeFrame = Callable[[], Awaitable[Frame]]
@@ -41,7 +41,7 @@ class Broadcaster:
         self._viewers += 1
         try:
             if self._polling is None:
-                self._polling = asyncio.create_task(kept_up("page", self._keep_polling))
+                self._polling = asyncio.create_task(keep_running("page", self._keep_polling))
             yield
         finally:
             self._viewers -= 1

@@ -35,9 +35,9 @@ class JobsSeen(Protocol):
 
 
 class FrameSource:
-    """The frames of a `Broadcaster`: every replica's `now` and all jobs. Where one cannot be had, the event ``trouble`` says so.
+    """Takes the frames of a `Broadcaster`: every replica's `now` and all jobs. If either cannot be fetched, the event ``trouble`` says so.
 
-    ``is_asleep``: whether there is to be no replica now; None: never.
+    ``is_asleep``: whether no replica is expected now; None: never.
     """
 
     def __init__(self, replicas: Replicas, ledger: JobsSeen, server: dict[str, Any], is_asleep: Callable[[], bool] | None = None) -> None:
@@ -69,7 +69,7 @@ async def _in_time(work: Awaitable[T]) -> T | None:
             return await work
     except (TimeoutError, HarvesterError):
         return None
-    except Exception:  # of Ray, while a replica starts or goes; the next frame finds out
+    except Exception:  # raised by Ray while a replica starts or stops; the next frame tries again
         log.debug("look_failed", exc_info=True)
         return None
 
@@ -80,12 +80,12 @@ def _jobs(now: JobsNow) -> str:
 
 
 def _own_jobs(text: str, who: Identity) -> str:
-    """Of the frame that all viewers share, those that are the viewer's."""
+    """The viewer's own jobs from the frame that all viewers share."""
     return json.dumps({"jobs": [job for job in json.loads(text)["jobs"] if who.owns(job["owner"])], "older": 0})
 
 
 def add_events(app: FastAPI, broadcaster: Broadcaster) -> None:
-    """Add ``GET /events``: ``server``, ``replicas``, ``jobs`` and ``trouble``, at first and when it changed; ``look`` each time."""
+    """Add ``GET /events``: ``server``, ``replicas``, ``jobs`` and ``trouble``, first and whenever they change; ``look`` with each frame."""
 
     async def seat() -> AsyncIterator[None]:
         with broadcaster.seat():

@@ -1,4 +1,4 @@
-"""How chat and jobs stood, over minutes, an hour and a day: looked at every few seconds, kept in two rings of the state folder."""
+"""History of chat and jobs over 5 minutes, an hour and a day. Sampled every few seconds, kept in two ring files in the state folder."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _NAN = math.nan
 
 @dataclass(slots=True)
 class Point:
-    """One step of time. The first seven are sums over it; the others are of the minute before its last look with chat, else NaN.
+    """One time step. The first seven fields are sums over it. The rest: SLOs, and quantiles of the minute before its last look with chat.
 
-    ``had_s`` and ``alone_s``: time that chats took together, and would have taken without jobs by the engine's own account.
+    NaN: unknown. ``had_s``: total time that chats took; ``alone_s``: what they would have taken without jobs, as the engine estimates.
     """
 
     seconds: float = 0.0
@@ -50,12 +50,12 @@ class Point:
         return round(tokens / self.seconds, 1) if self.seconds > 0 else None
 
     def slowdown(self, kind: str) -> float | None:
-        """How many times as long as without jobs chat took. None without chat."""
+        """Ratio of the time that chat took to its time without jobs. None without chat."""
         had_s, alone_s = getattr(self, f"{kind}_had_s"), getattr(self, f"{kind}_alone_s")
         return had_s / alone_s if alone_s > 0 else None
 
     def is_kept(self, kind: str, max_slowdown: float) -> bool | None:
-        """Whether the P99 is within the SLO, or without one, chat within ``max_slowdown``. None without chat."""
+        """Whether the P99 meets the SLO; without an SLO, whether the slowdown is at most ``max_slowdown``. None without chat."""
         slo_ms, p99_ms, slowdown = getattr(self, f"{kind}_slo_ms"), getattr(self, f"{kind}_p99_ms"), self.slowdown(kind)
         if not math.isnan(slo_ms):
             return None if math.isnan(p99_ms) else bool(p99_ms <= slo_ms)
@@ -67,7 +67,7 @@ WIDTH = len(fields(Point))
 
 
 class History:
-    """Used from one event loop. ``folder`` is its alone; its files never grow above 210 kB."""
+    """Used from one event loop. Nothing else uses ``folder``; its files never grow above 210 kB."""
 
     def __init__(self, folder: Path, max_slowdown: float) -> None:
         self._rings = {"looks": Ring(folder / "looks", LOOK_S, 72, WIDTH), "minutes": Ring(folder / "minutes", 60, 1500, WIDTH)}
@@ -79,7 +79,7 @@ class History:
             ring.close()
 
     def take(self, told: Iterable[dict[str, Any]], now_s: float) -> None:
-        """Add a look at all replicas, as `Replica.now` tells of them. The first look at a replica is where its counts begin."""
+        """Add a look at all replicas: the answers of `Replica.now`. The first look at a replica is the baseline of its counters."""
         now = {str(replica["id"]): replica for replica in told if "at_s" in replica}
         look = _look(self._before, now)
         self._before = now
@@ -90,7 +90,7 @@ class History:
             ring.write(number, astuple(point))
 
     def told(self, span: Span, now_s: float) -> dict[str, Any]:
-        """The series of ``span`` as columns, oldest first, None where nothing is known; and how often the promise was kept."""
+        """Series of ``span`` as columns, oldest first, None if unknown; and in how many minutes the latency promise was kept."""
         name, steps = _SPANS[span]
         ring = self._rings[name]
         until = int(now_s // ring.step_s)
@@ -106,7 +106,7 @@ class History:
         }
 
     def _latency(self, kind: str, points: Sequence[Point | None]) -> dict[str, list[float | None]]:
-        """In ms. ``alone``: the P99 without jobs, by the engine's account of the same chats; ``slo``: its multiple where none is set."""
+        """In ms. ``alone``: estimated P99 of the same chats without jobs; ``slo``: if none is set, ``alone`` times the maximum slowdown."""
         columns: dict[str, list[float | None]] = {"p50": [], "p99": [], "alone": [], "slo": []}
         for point in points:
             p50, p99, slo = (_known(point, f"{kind}_{name}_ms") for name in ("p50", "p99", "slo"))
@@ -118,7 +118,7 @@ class History:
         return columns
 
     def _kept(self, minutes: int, now_s: float) -> dict[str, int]:
-        """Of the minutes with chat, how many kept both promises."""
+        """How many minutes had chat, and how many of them kept the promises for both TTFT and TPOT."""
         ring = self._rings["minutes"]
         points = [point for point in map(Point.of, ring.last(int(now_s // 60), minutes)) if point is not None]
         verdicts = [[point.is_kept(kind, self._max_slowdown) for kind in ("ttft", "tpot")] for point in points]
@@ -132,7 +132,7 @@ def _known(point: Point | None, name: str) -> float | None:
 
 
 def _look(before: dict[str, dict[str, Any]], now: dict[str, dict[str, Any]]) -> Point:
-    """What happened since: counts summed over replicas, quantiles of the worst of them."""
+    """Change from ``before`` to ``now``: counters summed over replicas, latencies of the worst replica."""
     look = Point()
     for name, replica in now.items():
         then = before.get(name)
@@ -145,7 +145,7 @@ def _look(before: dict[str, dict[str, Any]], now: dict[str, dict[str, Any]]) -> 
                 had_s, alone_s = (new - old for new, old in zip(replica[f"{kind}_s"], then[f"{kind}_s"], strict=True))
                 setattr(look, f"{kind}_had_s", getattr(look, f"{kind}_had_s") + had_s)
                 setattr(look, f"{kind}_alone_s", getattr(look, f"{kind}_alone_s") + alone_s)
-                if made:  # else what is told is of chats that have ended
+                if made:  # else the latencies are of chats that ended before
                     _worst(look, kind, replica[kind] or {})
         for kind in ("ttft", "tpot"):
             _worst(look, kind, {"slo": replica[f"{kind}_slo_s"]})

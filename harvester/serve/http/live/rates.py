@@ -16,10 +16,10 @@ class RateWindow:
         self._past: dict[str, deque[dict[str, Any]]] = {}
 
     def take(self, replicas: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """``replicas``: answers of `harvester.serve.deployments.replica.Replica.now`. What each does now, by name.
+        """Current rates of each replica, by name. ``replicas``: answers of `harvester.serve.deployments.replica.Replica.now`.
 
-        Shares are of the time of the window: ``harvested_time`` in steps of offline work alone, ``busy_time`` in steps; and of its tokens:
-        ``harvested_tokens``. None at the first look, and ``harvested_tokens`` where there were no tokens.
+        Shares of the window's time: ``harvested_time`` in steps of offline work alone, ``busy_time`` in all steps. Share of its tokens:
+        ``harvested_tokens``. All are None at the first look; ``harvested_tokens`` is None too if there were no tokens.
         """
         told = {str(replica["id"]): replica for replica in replicas if "at_s" in replica}
         self._past = {name: past for name, past in self._past.items() if name in told}
@@ -70,7 +70,7 @@ def _share(part: float, whole: float) -> float | None:
 
 
 def _slowdown(then: Sequence[float], now: Sequence[float]) -> float | None:
-    """How many times as long as without jobs: of (seconds taken, seconds without) then and now. None where nothing was taken."""
+    """Slowdown of chat by jobs. ``then`` and ``now``: (seconds taken, seconds without jobs). None if chat took no time."""
     had_s, alone_s = (after - before for before, after in zip(then, now, strict=True))
     return round(had_s / alone_s, 2) if alone_s > 0.0 else None
 

@@ -1,4 +1,4 @@
-"""A file of a fixed number of records, each of some numbers: the newest of a series, bounded in size and kept over restarts."""
+"""Ring file with the newest records of a time series: bounded in size and kept over restarts."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _HEAD = struct.Struct("<Iq")  # checksum, number
 
 
 class Ring:
-    """The record of time step ``number`` lies at its remainder by ``slots``. One writer. Numbers that are not known are NaN.
+    """The record of time step ``number`` is in slot ``number % slots``. One writer. Unknown values are NaN.
 
-    A record that was torn, or is of an earlier turn, is as none. Nothing is forced to the disk: a machine that dies may lose some.
+    A torn record, or one of an earlier turn, counts as missing. Nothing is synced to the disk: a machine that dies may lose some.
     Raises `OSError` where the file cannot be made, read or written.
     """
 

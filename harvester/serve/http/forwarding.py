@@ -1,4 +1,4 @@
-"""Several models behind one door: a request that names a further model is answered by that model's application."""
+"""Several models behind one port: a request that names a further model is forwarded to that model's application."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from harvester.serve.openai.errors import answer_of
 from harvester.serve.reach import url_here
 
 CONNECT_S = 5.0
-LIST_S = 2.0  # of a model that is asked what it is called
+LIST_S = 2.0  # timeout for the model list of another application
 MODELS = "/v1/models"
-# Of a connection, not of a message; `accept-encoding` stays, so that an answer goes on as it comes.
+# Headers of a connection, not of a message. `accept-encoding` stays, so that a body is forwarded as it comes.
 _OWN = frozenset({b"host", b"content-length", b"connection", b"transfer-encoding", b"keep-alive"})
 
 
 def prefix_of(model: str) -> str:
-    """Where a further model's application answers."""
+    """Route prefix of a further model's application."""
     return f"/models/{model}"
 
 
-class SentOn:
-    """ASGI middleware before the first model's application, behind its wall. ``places``: URL of each further model's, by name.
+class ModelForwarder:
+    """ASGI middleware between the wall and the first model's application. ``places``: URL of each further model's application, by name.
 
-    ``table``: the wall's. The client's headers go along, its key among them: the other application has a wall of its own. Both count the
+    ``table``: the wall's. The client's headers are forwarded with its key, because the other application has its own wall. Both count the
     request against the key's limits, each against its own part of them.
     """
 
@@ -72,7 +72,7 @@ class SentOn:
             await self._app(scope, receive, send)
 
     def _is_bounded(self, path: str) -> bool:
-        """Whether the wall has read the body, and so bounded it."""
+        """Whether the wall has read the body, and so limited its size."""
         route = self._table.find("POST", path)
         return route is not None and not route.is_streamed
 
@@ -91,7 +91,7 @@ class SentOn:
             await self._send_on(name, path, b"", scope, receive, send)
             return
         status, own = await _answer(self._app, scope, receive)
-        if status == 404 and isinstance(own.get("error"), dict):  # it names its own models
+        if status == 404 and isinstance(own.get("error"), dict):  # its message names its own models: add the others
             own["error"]["message"] = ", ".join([str(own["error"].get("message", "")), *self._places])
         await JSONResponse(own, status)(scope, receive, send)
 
@@ -113,7 +113,7 @@ class SentOn:
                     await task
 
     async def _pass(self, name: str, path: str, body: bytes, scope: Scope, receive: Receive, send: Send) -> None:
-        """The other application's answer, as it comes. Ends its request there when it is cancelled."""
+        """Stream the other application's answer. If this is cancelled, the request ends there too."""
         query = f"?{scope['query_string'].decode('latin-1')}" if scope["query_string"] else ""
         has_begun = False
         try:
@@ -126,7 +126,7 @@ class SentOn:
                     await send({"type": "http.response.body", "body": chunk, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         except httpx.HTTPError as error:
-            if has_begun:  # cut there, and so here
+            if has_begun:  # the answer was cut off there, so it is cut off here
                 raise
             raised = NoReplicaError(f"no replica of {name} answers; it may be starting: try again in a moment")
             raised.__cause__ = error
@@ -150,7 +150,7 @@ def _model(body: bytes) -> str | None:
 
 
 async def _read(receive: Receive) -> tuple[bytes, Receive]:
-    """The body, which the wall has bounded."""
+    """The whole body, whose size the wall has limited."""
     parts: list[bytes] = []
     while True:
         message = await receive()
@@ -183,9 +183,9 @@ async def _answer(app: ASGIApp, scope: Scope, receive: Receive) -> tuple[int, di
     return status, dict(json.loads(b"".join(parts)))
 
 
-def send_on(app: FastAPI, config: ServeConfig, table: RouteTable) -> None:
-    """Put it before the first model's ``app``, where there are further models. Call it before `harvester.serve.access.wall.guard`."""
+def add_forwarding(app: FastAPI, config: ServeConfig, table: RouteTable) -> None:
+    """Put `ModelForwarder` before the first model's ``app``, if there are further models. Call it before `wall.guard`."""
     if config.models:
         here = url_here(config.host, config.port)
         places = {name: f"{here}{prefix_of(name)}" for name in config.models}
-        put_before(app, lambda inner: SentOn(inner, places, table))
+        put_before(app, lambda inner: ModelForwarder(inner, places, table))

@@ -1,4 +1,4 @@
-"""Work that goes on to its end where the client that asked for it hangs up: the server cancels what answers a request then."""
+"""Finish work even if the client hangs up, upon which the server cancels the task that answers the request."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-_going: set[asyncio.Task[Any]] = set()  # the event loop alone would let go of them
+_going: set[asyncio.Task[Any]] = set()  # the event loop itself keeps only weak references
 
 
-async def unbroken(work: Coroutine[Any, Any, T]) -> T:
+async def despite_disconnect(work: Coroutine[Any, Any, T]) -> T:
     task = asyncio.ensure_future(work)
     _going.add(task)
     task.add_done_callback(_going.discard)

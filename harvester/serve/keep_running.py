@@ -1,4 +1,4 @@
-"""Loops that must not end for a mistake nobody foresaw: without them nothing fails, and something is not done any more."""
+"""Background loops that restart after an unexpected exception. If one ended, nothing would fail, but its work would silently stop."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ log = logging.getLogger("harvester.serve")
 AGAIN_S = 5.0
 
 
-async def kept_up(name: str, run: Callable[[], Awaitable[None]]) -> None:
-    """Await ``run``; where it raises, log that and begin again, until cancelled. ``name``: of what it does, for the log."""
+async def keep_running(name: str, run: Callable[[], Awaitable[None]]) -> None:
+    """Await ``run``. If it raises, log the exception and start it again after `AGAIN_S`, until cancelled. ``name``: for the log."""
     while True:
         try:
             await run()

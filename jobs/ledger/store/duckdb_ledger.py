@@ -1,4 +1,4 @@
-"""The ledger as versions before 2 of the state folder kept it, a DuckDB file: read, and moved into another store once."""
+"""The DuckDB ledger of state folders before version 2: reads it, and moves it into another store once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MOVED = ".migrated"  # behind the old file's name
 _LOG = ".wal"  # DuckDB's
 
 
-def read_olden(path: Path, table: str) -> pa.Table | None:
+def read_duckdb(path: Path, table: str) -> pa.Table | None:
     """All rows of one table, in today's columns; None where it was never made. Raises `StorageError`, `DamageError`."""
     try:
         with duckdb.connect(str(path), read_only=True) as ledger:
@@ -58,11 +58,11 @@ def migrate(folder: StateFolder) -> str | None:
 
 
 def _copied(old: Path, new: Path) -> int:
-    """Jobs that were copied. The new file appears whole, with the old one's count of changes."""
+    """Copy the old ledger. Returns the number of jobs. The new file appears atomically, with the old one's count of changes."""
     making = new.with_name(f"making-{new.name}")
     for path in new.parent.glob(f"{making.stem}.*"):
         path.unlink()
-    tables = {table: read_olden(old, table) for table in TABLES}
+    tables = {table: read_duckdb(old, table) for table in TABLES}
     with duckdb.connect(str(old), read_only=True) as ledger:
         count = _count(ledger)
     store = SqliteStore(making)
@@ -79,7 +79,7 @@ def _copied(old: Path, new: Path) -> int:
 
 
 def copy_tables(tables: dict[str, pa.Table | None], store: Store, count: int | None = None) -> None:
-    """Fill an empty store, and say that it has had ``count`` changes; None: no more than it has."""
+    """Fill an empty store, and set its count of changes to ``count``; None leaves it as it is."""
     with store.transaction():
         for name, table in tables.items():
             rows = [] if table is None else zip(*(column.to_pylist() for column in table.columns), strict=True)

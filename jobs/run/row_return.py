@@ -13,16 +13,16 @@ from jobs.run.client import LedgerClient
 log = logging.getLogger("harvester.runner")
 
 
-class Giving:
+class RowReturn:
     """``active``: the runner's slices in work, by lease."""
 
     def __init__(self, holder: str, ledger: LedgerClient, active: Mapping[str, ActiveSlice]) -> None:
         self._holder = holder
         self._ledger = ledger
         self._active = active
-        self.gave = False  # rows, and the runner has done none since
+        self.gave = False  # rows were given back, and the runner has finished none since
 
-    async def give(self) -> None:
+    async def give_back(self) -> None:
         """Give rows back where the ledger wants some."""
         asking = [lease_id for lease_id, active in self._active.items() if active.feed.is_asking]
         if not asking and not any(active.feed.rows_unbegun for active in self._active.values()):
@@ -40,14 +40,14 @@ class Giving:
         if active.feed.is_last:
             active.drop()
         else:
-            given = await active.feed.give(partial(self._split, active))
+            given = await active.feed.give_back(partial(self._split, active))
             active.rows_waiting -= given  # rows have begun meanwhile
 
     async def _split(self, active: ActiveSlice, keep_rows: int) -> bool:
         """Ask the ledger to take the rows after the first ``keep_rows``. False: they are still ours, or the lease is lost.
 
-        The call is repeated until it is answered. By then the lease may have been split and lost, and a part may not hold the rows of both:
-        the slice is dropped before one of them can begin.
+        The call is repeated until it is answered. By then the lease may have been split and lost. A part must not hold the rows of both
+        slices, so the slice is dropped before one of the split rows can begin.
         """
         is_split = await self._ledger.split(active.lease.lease_id, keep_rows)
         if not is_split and not await self._ledger.holds(active.lease.lease_id):
