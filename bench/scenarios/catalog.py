@@ -78,6 +78,9 @@ SCENARIOS = {
     "fleet": Scenario(
         "scenarios.soak.fleet", "a cluster of three machines without a shared disk that are lost in turns: rows, streams, how long shut"
     ),
+    "routing": Scenario(
+        "scenarios.engine.routing", "chat over two replicas: HAProxy's least connections, and Serve's proxies by predicted first token"
+    ),
     "preempt": Scenario(
         "scenarios.engine.preempt", "ending a running step of offline work between two layers: cost, detection, same tokens"
     ),

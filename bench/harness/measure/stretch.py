@@ -137,7 +137,10 @@ def ran_between(counts: Path, begin_s: float, end_s: float, *, every: bool = Fal
 
     ``every``: of all requests. Without online ones, stock vLLM gets offline requests that are not marked as such.
     """
-    record = read_record(counts.with_suffix(".steps"))
+    path = counts.with_suffix(".steps")
+    if not path.exists():  # of a system that counts no work
+        return [], []
+    record = read_record(path)
     rows_s = [row.at_s for row in record.rows if (row.offline or every) and begin_s <= row.at_s < end_s]
     return [step for step in record.steps if begin_s <= step.at_s < end_s], rows_s
 

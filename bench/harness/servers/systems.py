@@ -131,10 +131,16 @@ class Stock(_OwnServer):
 
 
 class Harvester(_OwnServer):
-    """``harvester serve`` with a config file; offline work is a job over the table. ``config``: further sections of that file."""
+    """``harvester serve`` with a config file; offline work is a job over the table. ``config``: sections that override its own.
 
-    def __init__(self, setup: SystemSetup, label: str, config: dict[str, Any] | None = None, **engine: Any) -> None:
-        own = counted(counts_file(setup, label), f"bench.harness.engine.counting_harvest.Counted{'' if setup.cpu else 'Async'}Harvest")
+    ``counts_work``: by a file that one engine writes; leave it off for several replicas.
+    """
+
+    def __init__(
+        self, setup: SystemSetup, label: str, config: dict[str, Any] | None = None, *, counts_work: bool = True, **engine: Any
+    ) -> None:
+        scheduler = f"bench.harness.engine.counting_harvest.Counted{'' if setup.cpu else 'Async'}Harvest"
+        own = counted(counts_file(setup, label), scheduler) if counts_work else {}
         values = {"model": setup.model, "served_model_name": setup.name, "engine": own | setup.engine | engine, **(config or {})}
         file = setup.folder / f"{label}.yaml"
         file.write_text(yaml.safe_dump(values), encoding="utf-8")
