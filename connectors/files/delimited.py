@@ -55,8 +55,8 @@ def csv_rows(files: fs.FileSystem, data_files: tuple[DataFile, ...], form: TextF
     """All files must have the same header. Reads everything twice: the first pass finds types and errors.
 
     Cells are strict RFC 4180: an open quote, or text after a closing one, is refused. In a file taken for UTF-8 a few invalid cells are
-    kept as stored; if all cells beyond ASCII are invalid, the file is in another encoding and refused. Raises `SourceError` naming the
-    line.
+    kept as stored; without any valid one beyond ASCII the file is in another encoding and refused (`Utf8Evidence`). Raises `SourceError`
+    naming the line.
     """
     dialects = [_dialect(files, data_file, form) for data_file in data_files]
     names, types = _described(files, data_files, dialects, form)
@@ -142,7 +142,7 @@ def _described(
     names: list[str] = []
     kinds = _Kinds()
     for data_file, dialect in zip(data_files, dialects, strict=True):
-        doubt = Utf8Evidence()
+        evidence = Utf8Evidence()
         rows = _lines(files, data_file, dialect)
         first = next(rows, None)
         if first is None:
@@ -154,9 +154,9 @@ def _described(
                 if len(row) != header_cells and not form.ragged:
                     raise SourceError(_ragged(shown(data_file.path), line, row, header_cells))
                 if dialect.encoding in UTF8 and form.encoding is None and not all(map(str.isascii, row)):
-                    doubt.see(f"{shown(data_file.path)} line {line}", "\n".join(row).encode("utf-8", "surrogateescape"))
+                    evidence.see(f"{shown(data_file.path)} line {line}", "\n".join(row).encode("utf-8", "surrogateescape"))
             kinds.see([row for _, row in batch])
-        doubt.check()
+        evidence.check()
     extra = [f"column_{number}" for number in range(len(names) + 1, kinds.width + 1)]
     check_unique([*names, *extra], shown(data_files[0].path))
     return [*names, *extra], kinds.types(len(names) + len(extra))

@@ -23,7 +23,7 @@ BATCH_BYTES = 8 << 20
 def document_rows(files: fs.FileSystem, data_files: tuple[DataFile, ...], form: TextForm) -> Rows:
     """``path`` is relative to the folder or glob that was named.
 
-    A single file that is not UTF-8 is an error of its row; files that are all in another encoding are refused.
+    A file that is not UTF-8, among others that are, is an error of its row. Files that are all in another encoding are refused.
     """
     for data_file in data_files:
         if data_file.size_bytes > MAX_FILE_BYTES:
@@ -37,18 +37,18 @@ def _batches(files: fs.FileSystem, data_files: tuple[DataFile, ...], form: TextF
     paths: list[str] = []
     texts: list[bytes | None] = []
     held_bytes = 0
-    doubt = Utf8Evidence()
+    evidence = Utf8Evidence()
     for data_file in data_files:
         text = _text(files, data_file, form)
         if form.encoding is None:
-            doubt.see(shown(data_file.path), text)
+            evidence.see(shown(data_file.path), text)
         paths.append(data_file.relative)
         texts.append(text)
         held_bytes += len(text)
         if held_bytes >= BATCH_BYTES or len(texts) >= 1024:
             yield _batch(paths, texts)
             paths, texts, held_bytes = [], [], 0
-    doubt.check()
+    evidence.check()
     if paths:
         yield _batch(paths, texts)
 

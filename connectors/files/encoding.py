@@ -60,7 +60,8 @@ def _without_mark(head: bytes) -> str | None:
 class Utf8Evidence:
     """Collects evidence for and against UTF-8 in the cells of a file taken for UTF-8.
 
-    A few invalid cells among valid ones are errors of their rows. If all are invalid, the file is in another encoding and refused.
+    A few invalid cells among valid ones are errors of their rows. If there are invalid cells, but no valid multi-byte character anywhere,
+    the file is in another encoding and refused.
     """
 
     def __init__(self) -> None:
@@ -78,7 +79,7 @@ class Utf8Evidence:
             self.first_bad = self.first_bad or (where, raw[error.start])
 
     def check(self) -> None:
-        """Raise `SourceError` if all cells beyond ASCII were invalid."""
+        """Raise `SourceError` if there was an invalid cell, and no cell with a valid multi-byte character."""
         if self.first_bad is not None and self.good == 0:
             where, byte = self.first_bad
             raise SourceError(f"{where} is not UTF-8 (byte {byte:#04x}); {advice(byte)}")

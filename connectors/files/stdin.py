@@ -76,7 +76,7 @@ def keep_input(stream: BinaryIO, folder: Path, form: Form | None = None, name: s
 
 
 def forget_input(kept: KeptInput) -> None:
-    """Remove a newly kept input again, if no job was made of it."""
+    """Undo `keep_input`, for a caller that made no job of the input. Input that was there before stays."""
     if kept.is_new:
         shutil.rmtree(kept.path.parent, ignore_errors=True)
 

@@ -25,7 +25,7 @@ MIN_ROWS = 100  # that a job is judged by; fewer say little about the others
 
 
 class JobBook:
-    """Shared by the parts of one `jobs.ledger.ledger.Ledger`, and by nobody else."""
+    """Shared by the components of one `jobs.ledger.ledger.Ledger`, and by nobody else."""
 
     def __init__(self, place: Place, results_root: Path, deadlines: DeadlineConfig, now_s: float, mirror: Mirror | None = None) -> None:
         self.results_root = results_root
@@ -127,7 +127,7 @@ class JobBook:
         return self.view(record)
 
     def write_state(self, record: JobRecord, target: JobState, now_s: float, message: str | None) -> dict[str, Any]:
-        """Write the new state to the store only. The caller passes the returned values to `took` after its transaction."""
+        """Write the new state to the store. After its transaction the caller gives the result to `took`, which changes the record."""
         check_transition(record.spec.id, record.state, target)
         started_at_s = record.row["started_at_s"] or (now_s if target is JobState.RUNNING else None)
         ended_at_s = now_s if target in ENDED else None
@@ -139,12 +139,12 @@ class JobBook:
         return values
 
     def fail(self, record: JobRecord, message: str, now_s: float) -> None:
-        """End one that cannot go on."""
+        """Fail a job that cannot go on, unless it has ended."""
         if record.state not in ENDED:
             self.change(record, JobState.FAILED, now_s, message)
 
     def say(self, record: JobRecord, message: str | None) -> None:
-        """Note why it waits; None takes the note back."""
+        """Note why a job waits; None takes the note back."""
         if record.row["message"] != message:
             self.run("set_message", [message, record.spec.id])
             record.row["message"] = message

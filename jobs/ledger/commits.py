@@ -1,4 +1,4 @@
-"""What a published part changes: its slice is done or kept, its counts are its job's, its lease ends."""
+"""What a published part changes: its slice is done or kept, its counts are added to its job's, its lease ends."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Commits:
         book = self._book
         record = book.record(job_id)
         lease = book.leases.get(lease_id)
-        if lease is not None and lease.is_superseded:
+        if lease is not None and lease.is_part_doubtful:
             book.free([lease_id], now_s)
             return False
         if lease is None:
@@ -100,7 +100,7 @@ class Commits:
         book = self._book
         record = book.record(job_id)
         for lease in book.leases.of(job_id):
-            lease.is_superseded = lease.is_superseded or lease.slice_id == slice_id
+            lease.is_part_doubtful = lease.is_part_doubtful or lease.slice_id == slice_id
         ((state, generation, _, *counts),) = book.run("slice_stats", [job_id, slice_id])
         if state != SliceState.DONE:
             return

@@ -61,7 +61,10 @@ class Ledger:
     # -- jobs ---------------------------------------------------------------------------------------------------------------------
 
     def submit(self, plan: JobPlan, *, new: bool) -> tuple[JobView, bool]:
-        """Add a job and return it with True. Unless ``new``, returns the owner's equal job with False, if not cancelled or failed."""
+        """Add a job and return it with True. Unless ``new``, an earlier job of the owner with the same key is returned with False instead.
+
+        Failed and cancelled jobs, and those being cancelled, do not count as earlier ones. An expired one is resumed.
+        """
         book = self._book
         if not new:
             same = book.run("find_key", [plan.spec.key, plan.spec.owner])

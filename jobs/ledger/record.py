@@ -36,7 +36,7 @@ class ActiveLease:
     row_count: int = 0
     leased_at_s: float = 0.0
     may_split: bool = False  # nobody had the slice before: see `jobs.ledger.steal`
-    is_superseded: bool = False  # an earlier holder wrote its part late: see `jobs.ledger.commits`
+    is_part_doubtful: bool = False  # an earlier holder wrote its part late: see `jobs.ledger.commits`
 
     @property
     def rows_kept(self) -> int:
@@ -122,8 +122,20 @@ class ActiveLeases(dict[str, ActiveLease]):
         self._ends = sorted((lease.expires_at_s, lease_id) for lease_id, lease in self.items())
 
 
+@dataclass(slots=True)
+class _Replica:
+    """``seen_s``: when it last asked or reported anything. ``refused``: by job, when."""
+
+    seen_s: float
+    model: str | None = None
+    refused: dict[str, float] = field(default_factory=dict)
+
+    def refuses(self, now_s: float) -> set[str]:
+        return {job_id for job_id, at_s in self.refused.items() if now_s - at_s < REFUSED_S}
+
+
 class Refusals:
-    """Replicas that cannot read a job's source, where others may: a mount or a right that one machine lacks.
+    """Replicas that cannot read a job's source, where others may: one machine may lack a mount or a right.
 
     A refusal holds for `REFUSED_S`; then the replica is given the job again.
     """
@@ -131,44 +143,42 @@ class Refusals:
     def __init__(self, alive_s: float) -> None:
         """``alive_s``: a replica that was not heard of for so long is gone."""
         self._alive_s = alive_s
-        self._seen: dict[str, float] = {}  # by replica, when it last asked or told anything
-        self._models: dict[str, str] = {}  # by replica
-        self._refused: dict[str, dict[str, float]] = {}  # by replica and job, when
+        self._replicas: dict[str, _Replica] = {}
 
     def saw(self, holder: str, now_s: float, model: str | None = None) -> None:
-        if holder not in self._seen:
+        if holder not in self._replicas:
             self._drop_gone(now_s)
-        self._seen[holder] = now_s
-        if model is not None:
-            self._models[holder] = model
+        known = self._replicas.setdefault(holder, _Replica(now_s))
+        known.seen_s = now_s
+        known.model = known.model if model is None else model
 
     def add(self, job_id: str, holder: str, now_s: float) -> None:
-        held = self.of(holder, now_s)
-        self._refused[holder] = {one: at_s for one, at_s in self._refused.get(holder, {}).items() if one in held} | {job_id: now_s}
+        known = self._replicas.setdefault(holder, _Replica(now_s))
+        held = known.refuses(now_s)
+        known.refused = {one: at_s for one, at_s in known.refused.items() if one in held} | {job_id: now_s}
 
     def forget(self, job_id: str) -> None:
-        for jobs in self._refused.values():
-            jobs.pop(job_id, None)
+        for known in self._replicas.values():
+            known.refused.pop(job_id, None)
 
     def of(self, holder: str, now_s: float) -> set[str]:
         """The jobs that ``holder`` refuses now."""
-        jobs = self._refused.get(holder)
-        return {job_id for job_id, at_s in jobs.items() if now_s - at_s < REFUSED_S} if jobs else set()
+        known = self._replicas.get(holder)
+        return known.refuses(now_s) if known is not None else set()
 
     def is_left(self, job_id: str, model: str, now_s: float) -> bool:
         """Whether a living replica of ``model`` has not refused the job."""
         self._drop_gone(now_s)
-        return any(of == model and job_id not in self.of(holder, now_s) for holder, of in self._models.items())
+        return any(known.model == model and job_id not in known.refuses(now_s) for known in self._replicas.values())
 
     def shift(self, by_s: float) -> None:
-        """Move all times by ``by_s`` seconds: the clock was set by so much, or no replica could be heard for so long."""
-        self._seen = {holder: at_s + by_s for holder, at_s in self._seen.items()}
-        self._refused = {holder: {one: at_s + by_s for one, at_s in jobs.items()} for holder, jobs in self._refused.items()}
+        """The clock was set by ``by_s`` seconds, or no replica was heard for so long."""
+        for known in self._replicas.values():
+            known.seen_s += by_s
+            known.refused = {job_id: at_s + by_s for job_id, at_s in known.refused.items()}
 
     def _drop_gone(self, now_s: float) -> None:
-        for holder in [holder for holder, at_s in self._seen.items() if now_s - at_s >= self._alive_s]:
-            for known in (self._seen, self._models, self._refused):
-                known.pop(holder, None)
+        self._replicas = {holder: known for holder, known in self._replicas.items() if now_s - known.seen_s < self._alive_s}
 
 
 @dataclass(slots=True)

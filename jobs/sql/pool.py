@@ -72,7 +72,7 @@ class QueryPool:
         """
         async with self._turns.turn(client, len(query)):
             known = await tables()
-            stay = self._long.stay()
+            running = self._long.begin()
             run = partial(
                 self._processes.run,
                 state_dir,
@@ -80,14 +80,14 @@ class QueryPool:
                 query,
                 limit_rows=limit_rows,
                 seconds=self._limits.seconds if kept is None else self._limits.kept_seconds,
-                may_run_long=stay.may_run_long,
+                check_long=running.check_long,
                 kept=kept,
                 min_free_bytes=min_free_bytes,
             )
             try:
                 return await asyncio.get_running_loop().run_in_executor(self._threads, run)
             finally:
-                stay.end()
+                running.end()
 
 
 class LongQueries:
@@ -96,12 +96,12 @@ class LongQueries:
     def __init__(self, limits: PoolLimits) -> None:
         self._limits = limits
         self._lock = threading.Lock()
-        self._ends_s: dict[QueryBudget, float] = {}
+        self._ends_s: dict[RunningQuery, float] = {}
 
-    def stay(self) -> QueryBudget:
-        return QueryBudget(self, self._limits.quick_cpu_s)
+    def begin(self) -> RunningQuery:
+        return RunningQuery(self, self._limits.quick_cpu_s)
 
-    def enter(self, stay: QueryBudget) -> None:
+    def enter(self, query: RunningQuery) -> None:
         """Count a query as long. Raises `TooManyQueriesError` where ``long_at_once`` are running."""
         with self._lock:
             if len(self._ends_s) >= self._limits.long_at_once:
@@ -109,14 +109,14 @@ class LongQueries:
                     f"the query is a long one, and {len(self._ends_s)} such are running; try again when one has ended, or narrow it",
                     max(1, math.ceil(min(self._ends_s.values()) - time.monotonic())),
                 )
-            self._ends_s[stay] = time.monotonic() + self._limits.seconds
+            self._ends_s[query] = time.monotonic() + self._limits.seconds
 
-    def leave(self, stay: QueryBudget) -> None:
+    def leave(self, query: RunningQuery) -> None:
         with self._lock:
-            self._ends_s.pop(stay, None)
+            self._ends_s.pop(query, None)
 
 
-class QueryBudget:
+class RunningQuery:
     """Tracks one running query: whether it is long, and whether its client is gone."""
 
     def __init__(self, queries: LongQueries, quick_cpu_s: float) -> None:
@@ -124,7 +124,7 @@ class QueryBudget:
         self._quick_cpu_s = quick_cpu_s
         self._is_long = self._is_given_up = False
 
-    def may_run_long(self, cpu_s: float) -> bool:
+    def check_long(self, cpu_s: float) -> bool:
         """Whether the query counts as long, given its CPU time so far. Raises `TooManyQueriesError` where it must end."""
         if self._is_given_up:
             raise TooManyQueriesError("the query was given up: its client is gone")

@@ -31,7 +31,7 @@ LONG_NICE = 15  # behind short queries
 _KEPT = ("LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "TZ")  # environment variables that are passed on; others may hold keys
 
 # Seconds of CPU that a query has used -> whether it counts as long from now on. By CPU, since a busy machine makes a short one late.
-MayStay = Callable[[float], bool]
+CheckLong = Callable[[float], bool]
 
 
 class QueryProcesses:
@@ -70,7 +70,7 @@ class QueryProcesses:
         *,
         limit_rows: int,
         seconds: float,
-        may_run_long: MayStay = lambda cpu_s: False,
+        check_long: CheckLong = lambda cpu_s: False,
         kept: Path | None = None,
         min_free_bytes: int = 0,
     ) -> bytes:
@@ -78,7 +78,7 @@ class QueryProcesses:
 
         With ``kept`` the whole answer is in that file, as an Arrow IPC stream, and the object has ``rows`` and ``bytes``.
 
-        ``may_run_long`` is called every 50 ms; what it raises ends the query. Raises `QueryError`, also for a query that was killed, and
+        ``check_long`` is called every 50 ms; what it raises ends the query. Raises `QueryError`, also for a query that was killed, and
         `StorageError`.
         """
         with self._lock:
@@ -88,7 +88,7 @@ class QueryProcesses:
         try:
             with self._connect() as connection:
                 asked = Request(state_dir, dict(tables), query, limit_rows, seconds, scratch, kept, min_free_bytes)
-                return _Run(connection, seconds, may_run_long).ask(asked)
+                return _Run(connection, seconds, check_long).ask(asked)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
 
@@ -147,10 +147,10 @@ def _end(process: subprocess.Popen[bytes], control: socket.socket) -> None:
 class _Run:
     """One query on one process, watched from here."""
 
-    def __init__(self, connection: socket.socket, seconds: float, may_run_long: MayStay) -> None:
+    def __init__(self, connection: socket.socket, seconds: float, check_long: CheckLong) -> None:
         self._connection = connection
         self._seconds = seconds
-        self._may_stay = may_run_long
+        self._check_long = check_long
         self._is_long = False
         self._process: psutil.Process | None = None
 
@@ -203,7 +203,7 @@ class _Run:
         if self._process.memory_info().rss > MAX_RESIDENT_BYTES:
             raise QueryError(f"the query took more than {MAX_RESIDENT_BYTES / 2**30:.1f} GiB of memory and was stopped; select less")
         used = self._process.cpu_times()
-        if self._may_stay(used.user + used.system) and not self._is_long:
+        if self._check_long(used.user + used.system) and not self._is_long:
             self._is_long = True
             for thread in self._process.threads():  # on Linux each has a niceness of its own
                 with suppress(ProcessLookupError):

@@ -47,7 +47,7 @@ def connect(state_dir: Path, ledger_tables: LedgerTables | None = None, *, is_sa
     With ``is_sandbox`` only the parts of the jobs in ``ledger_tables`` can be read; the caller must then set limits and lock the
     configuration.
     """
-    # Replacement scans are off: a query would see this program's variables as tables.
+    # Replacement scans are off: with them a query would see this program's variables as tables.
     config: dict[str, str | bool | int | float | list[str]] = {"python_enable_replacements": "false"}
     with tempfile.TemporaryDirectory(prefix="harvester-sql-") as scratch, duckdb.connect(config=config) as connection:
         connection.execute("SET temp_directory = $1", [str(Path(scratch, "spill"))])

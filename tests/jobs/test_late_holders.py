@@ -145,7 +145,7 @@ async def test_rows_that_arrive_late_cover_no_part_that_is_published_and_not_com
         async with at_work(world.runner(ScriptedEngine(), "b", late)):
             await until(late.begun.is_set)
             sink.go_on.set()
-            await until(lambda: any(lease.is_superseded for lease in world.ledger._book.leases.values()))
+            await until(lambda: any(lease.is_part_doubtful for lease in world.ledger._book.leases.values()))
             late.go_on.set()
             engine.go_on()
             await until(lambda: world.ended(job_id))

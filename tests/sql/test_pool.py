@@ -117,18 +117,18 @@ async def test_one_that_goes_while_it_waits_leaves_its_turn_to_others() -> None:
 
 def test_only_few_may_stay_for_long_and_a_place_that_is_left_is_free() -> None:
     long = LongQueries(PoolLimits(long_at_once=1, quick_cpu_s=0.5, seconds=10.0))
-    first, second = long.stay(), long.stay()
-    assert [first.may_run_long(cpu_s) for cpu_s in (0.1, 0.6, 0.7)] == [False, True, True]
-    assert not second.may_run_long(0.4)
+    first, second = long.begin(), long.begin()
+    assert [first.check_long(cpu_s) for cpu_s in (0.1, 0.6, 0.7)] == [False, True, True]
+    assert not second.check_long(0.4)
     with pytest.raises(TooManyQueriesError) as caught:
-        second.may_run_long(0.6)
+        second.check_long(0.6)
     assert 1 <= caught.value.retry_after_s <= 10
     first.end()
-    assert second.may_run_long(0.6)
+    assert second.check_long(0.6)
 
 
 class _Processes:
-    """Fake processes that run no query: they record what they were given, and ask once whether it may stay."""
+    """Fake processes that run no query: they record what they were given, and ask once whether the query may run long."""
 
     def __init__(self) -> None:
         self.given: list[Any] = []
@@ -140,7 +140,7 @@ class _Processes:
         self.ended = True
 
     def run(self, state_dir: Any, tables: Mapping[str, Any], query: str, **options: Any) -> bytes:
-        options.pop("may_run_long")(0.0)
+        options.pop("check_long")(0.0)
         self.given.append((tables, query, options))
         return b"{}"
 

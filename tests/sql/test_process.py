@@ -85,19 +85,19 @@ def test_a_query_above_the_resident_limit_is_killed(processes: QueryProcesses, s
 def test_what_may_not_run_any_longer_is_killed(processes: QueryProcesses, state: Path) -> None:
     seen: list[psutil.Process] = []
 
-    def may_run_long(cpu_s: float) -> bool:
+    def check_long(cpu_s: float) -> bool:
         seen.append(_query())
         raise StorageError("enough")
 
     with pytest.raises(StorageError, match="enough"):
-        ask(processes, state, LONG, may_run_long=may_run_long)
+        ask(processes, state, LONG, check_long=check_long)
     (query,) = seen
     query.wait(60)
 
 
 def test_a_query_whose_process_dies_is_an_error_and_the_next_one_runs(processes: QueryProcesses, state: Path) -> None:
     with pytest.raises(QueryError, match="ended its process"):
-        ask(processes, state, LONG, may_run_long=lambda cpu_s: bool(_query().kill()))
+        ask(processes, state, LONG, check_long=lambda cpu_s: bool(_query().kill()))
     assert ask(processes, state, "select 1")["rows"] == [[1]]
 
 
@@ -117,7 +117,7 @@ def test_a_process_has_none_of_our_environment_and_leaves_no_file(
     try:
         environments: list[dict[str, str]] = []
         with pytest.raises(QueryError):
-            ask(fresh, state, LONG, may_run_long=lambda cpu_s: bool(environments.append(_killed())))
+            ask(fresh, state, LONG, check_long=lambda cpu_s: bool(environments.append(_killed())))
         assert environments[0]["HARVESTER_TEST_MARK"] == "here"
         assert "HARVESTER_API_KEY" not in environments[0]
         assert list(fresh._scratch.iterdir()) == []

@@ -2,7 +2,8 @@
 
 A log that is cut short, or a file that is an older copy, opens without an error but lacks changes that were acknowledged. So each change
 is counted twice: in the store, within its own transaction, and here, after it. A store with a lower count than this file has lost
-changes; one with a higher count was killed between the two. Nothing here knows what kind of store it is.
+changes; one with a higher count was killed between the two, or its last changes were not durable ones, which this file counts with the
+next durable one. Nothing here knows what kind of store it is.
 
 A write is in the page cache when it returns and on the disk within a second. After a power cut the count may be too low: then losses are
 missed, but none is reported falsely.

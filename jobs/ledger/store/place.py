@@ -68,9 +68,9 @@ def owner_of(folder: StateFolder) -> str | None:
 
 
 def settle_place(folder: StateFolder, url: str | None) -> Place:
-    """Place of the ledger of a server with ``ledger: url``, None being the state folder. Kept there for commands and the next server.
+    """Place of the ledger of a server with ``ledger: url``, None being the state folder.
 
-    Raises `StateError` where the folder's jobs are in another database.
+    The folder keeps the address for commands and the next server. Raises `StateError` for None where the folder's ledger is in a database.
     """
     now = ledger_place(folder)
     if url is None:
