@@ -173,7 +173,7 @@ def _drawn(reader: Any, label: str, stream: _Stream) -> Iterator[pa.RecordBatch]
 
 
 def _taken(source: Source, numbers: Sequence[int]) -> Iterator[pa.RecordBatch]:
-    """The rows with these numbers, which are sorted. Skips groups without any, and reads no group beyond its last one."""
+    """The rows with these numbers, which are sorted. Skips groups without any; in a group it reads no further than the last one."""
     at = 0
     for group in source.row_groups():
         while at < len(numbers) and numbers[at] < group.row_start + group.row_count:

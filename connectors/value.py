@@ -21,9 +21,9 @@ _A_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 
 
 def values(column: pa.Array | pa.ChunkedArray) -> list[Any]:
-    """As ``to_pylist``, with Python's own times. If it lacks some of a column (nanoseconds, years beyond 9999), all of them are ISO text.
+    """As ``to_pylist``, with Python's own times. If Python has none for some of them (nanoseconds, years beyond 9999), all are ISO text.
 
-    The same with and without pandas: where it is installed, Arrow would use its times for nanoseconds.
+    The same with and without pandas: where pandas is installed, Arrow would use its times for nanoseconds.
     """
     try:
         kind = _with_times(column.type, _micro)
@@ -97,7 +97,7 @@ def _short(told: str) -> str:
 def plain(value: object) -> object:
     """A value in JSON's types: dates in ISO form, bytes in base64, intervals as ISO durations, NaN and infinities as null.
 
-    A decimal is a number if it is whole and fits 64 bits, or if a double holds it exactly; else text.
+    A decimal is a number if it is whole and fits 64 bits, or if reading it as a double and writing that gives it again; else text.
     """
     match value:
         case float():

@@ -58,7 +58,7 @@ class SchedulingHint:
 
     @classmethod
     def from_args(cls, args: Mapping[str, object]) -> SchedulingHint:
-        """The inverse of `to_args`. Numbers are clamped to their bounds; any other value counts as not given."""
+        """Reads what `to_args` gave: ``weight`` includes the boost. Weight and share are clamped; an invalid value counts as not given."""
         job, window, weight, share, above_slo, answer = (args.get(name) for name in ARGS)
         return cls(
             job="" if job is None else str(job),

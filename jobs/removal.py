@@ -78,9 +78,10 @@ def _note_of(folder: StateFolder, job_id: str) -> Path:
 
 
 def remove_files(folder: StateFolder, job_id: str, source: str, other_sources: Iterable[str]) -> None:
-    """Delete the job's folder, where it was set aside too, and its uploaded or piped source unless one of ``other_sources`` is in it.
+    """Delete the job's folder, under its own name and that of `set_aside`, and the job's uploaded or piped source.
 
-    Raises `StorageError` where the storage does not answer.
+    The source stays if one of ``other_sources`` is in its folder. Both are deleted here and in the
+    storage. Raises `StorageError` where the storage does not answer.
     """
     for aside in folder.jobs.glob(f"{_ASIDE}{job_id}-*"):
         shutil.rmtree(aside, ignore_errors=True)

@@ -80,7 +80,10 @@ def listed() -> Device | None:
 
 
 def seen() -> Device:
-    """What the driver's files say. NVIDIA_VISIBLE_DEVICES proves no GPU: CUDA images set it on any machine; void or none hides all."""
+    """What the driver's files say. NVIDIA_VISIBLE_DEVICES is no proof of a GPU: CUDA images set it on any machine.
+
+    With the value void or none it hides the host's GPUs.
+    """
     if any(DEVICE_FILES.glob("nvidia[0-9]*")):
         return Device("cuda", f"{DEVICE_FILES} has an NVIDIA GPU")
     visible = os.environ.get("NVIDIA_VISIBLE_DEVICES", "")

@@ -1,7 +1,7 @@
 """Llamas of random weights with the embedded model's tokenizer.
 
-The scheduling benches use one of 28M weights on a CPU, large enough for realistic step times: a step of 4,096 prompt tokens takes some
-hundred milliseconds on two cores.
+The scheduling benches use one of 28M weights on a CPU, large enough for steps to take as long as tests of scheduling need: one of 4,096
+prompt tokens takes some hundred milliseconds on two cores.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Scenario ``papers``: the figures of EconoServe, FastServe and ConServe, simulated, beside what the papers say.
 
-No GPU is used: steps are timed by rooflines of the papers' models and machines. Only ratios are compared: how many times another system's
-rate each system sustains. `docs/papers.md` has the table, written from the result.
+No GPU is used: steps are timed by rooflines of the papers' models and machines, so read ratios, such as how many times another system's
+rate a system sustains. `docs/papers.md` has the table, written from the result.
 """
 
 from __future__ import annotations

@@ -117,7 +117,7 @@ def _varint(raw: bytes, at: int) -> tuple[int, int]:
 
 
 def _structure(raw: bytes, at: int) -> tuple[dict[int, Any], int]:
-    """Numbers, booleans and structures by field number, and where the structure ends. Other values are None."""
+    """Integers, booleans and structures by field number, and where the structure ends. Bytes, doubles and strings are None."""
     fields: dict[int, Any] = {}
     number = 0
     while True:

@@ -1,7 +1,7 @@
 """Requests to a server as generators (flows), so that the blocking and the async client share one implementation.
 
-A flow yields a step and receives its result; an exception of the step is raised at that ``yield``. The two clients differ only in
-`drive` and `drive_async`.
+A flow yields a step and receives its result; an exception of the step is raised at that ``yield``. The clients differ in
+how they run a flow: by `drive` or `drive_async`.
 """
 
 from __future__ import annotations

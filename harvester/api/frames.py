@@ -30,7 +30,7 @@ def batches_of(frame: Any) -> pa.RecordBatchReader:
     if isinstance(frame, list | tuple) and all(isinstance(row, Mapping) for row in frame):
         names = dict.fromkeys(name for row in frame for name in row)  # Arrow would take those of the first row alone
         return pa.table({name: _alike([row.get(name) for row in frame]) for name in names}).to_reader(BATCH_ROWS)
-    for name in ("to_arrow_reader", "fetch_record_batch"):  # DuckDB, named by version; its Arrow stream, used below, loads all rows at once
+    for name in ("to_arrow_reader", "fetch_record_batch"):  # DuckDB, by version: its `__arrow_c_stream__` would load all rows at once
         if hasattr(frame, name):
             return getattr(frame, name)(BATCH_ROWS)
     if library_of(frame) == "pandas":  # its own Arrow stream would add the index as a column

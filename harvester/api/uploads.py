@@ -26,7 +26,7 @@ _LOGS = ("_delta_log", "_versions", "metadata/*.metadata.json", "dataset_info.js
 def upload(path: Path) -> Flow[str]:
     """Send a file, or the files of a folder or glob. Returns the address, ``upload:ID/NAME`` or ``upload:ID``.
 
-    Content that the server has already is not sent again. Raises `HarvesterError` for a file that cannot be read.
+    Content that the server has already is not sent again. Raises `HarvesterError` if there is no file, or one cannot be read or sent.
     """
     root, files = files_of(path)
     digests: list[str] = yield Work(partial(_digests, files))

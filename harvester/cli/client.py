@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 CONNECT_S = 3.0
 READ_S = 30.0
-PROFILE_S = 60.0  # on top of the time asked for: chat has priority
+PROFILE_S = 60.0  # on top of twice the time asked for: chat has priority
 _SEEN = "/api/sources/seen"
 SUBMIT_S = 900.0  # a query over a DuckDB file is run and written down before the job exists
 
@@ -108,7 +108,7 @@ class Client:
         return None if told is None else told["is_user"]
 
     def sees(self, path: Path) -> bool:
-        """Whether the server sees this same file or folder at ``path``; on another machine the path may be another file."""
+        """Whether the server reads this same file or folder at ``path``; on another machine the path may be another file."""
         about = path.stat()
         asked = {"path": str(path), "bytes": about.st_size, "modified_ns": about.st_mtime_ns, "inode": about.st_ino}
         told = self._seen([asked])

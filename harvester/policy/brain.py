@@ -218,7 +218,10 @@ class Brain:
         )
 
     def _offline_step_s(self, max_segments: int, now_s: float) -> float:
-        """Longest step of offline work alone: the best length for the arrival rate, with stretches between safepoints that end in time."""
+        """Longest step of offline work alone: the best for the arrival rate, and short enough that a stretch of it ends in time.
+
+        A stretch is the part between two safepoints.
+        """
         best_s = best_step_s(self._parts.model.predict(StepLoad(seqs=1)), self._rate.gap_s(now_s))
         return min(best_s, max_segments * self._detect_s(now_s)) if max_segments else best_s
 

@@ -81,7 +81,7 @@ class EngineView:
     returning_context: int = 0  # their computed tokens
     deferred: int = 0  # requests that the last step could not admit for another reason than room, such as a grammar that is not ready
     chat_only: bool = False  # chat waits so long that offline work should stand still
-    stalled: bool = False  # the last step could compute nothing though online requests wait, or nothing of one request in its batch
+    stalled: bool = False  # the last step could compute nothing though online requests wait, or nothing of a running chat with images
     item_holders: frozenset[str] = frozenset()  # requests that hold images in the encoder cache; used only where ``stalled``
     batch: Batch | None = None  # `batch_of` all running requests, if it was prepared ahead
     freeing: Callable[[], Freeing] = unshared  # used where requests are preempted: rows of one template share KV blocks

@@ -60,7 +60,7 @@ OBJECT_STORE_BYTES = 200 * 1024 * 1024  # only short messages go through it
 
 
 class Cluster:
-    """Starts and stops Ray and the applications. ``chat_app`` builds one model's, which chats and harvests, given the ledger's name."""
+    """Runs the applications in our own or a joined cluster. ``chat_app`` makes a model's, for chat and harvest, given the ledger's name."""
 
     def __init__(self, deployment: Deployment, chat_app: ChatApp) -> None:
         self._deployment = deployment
@@ -168,7 +168,7 @@ class Cluster:
         given, choice = self._config, self._deployment.choice
         if model is not None:
             given, choice = given.of(model), self._deployment.further[model]
-        else:  # it forwards requests by model name only, so other changes of those models must not redeploy it
+        else:  # it forwards requests to further models by name only, so other changes of those must not redeploy it
             given = given.model_copy(update={"models": dict.fromkeys(given.models, ModelConfig())})
         return serve.RunTarget(
             self._chat_app(given, choice, self._folder.root, self._ledger),

@@ -65,7 +65,7 @@ def process_variables() -> dict[str, str]:
         "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",  # a chat token is sent from the event loop that made it
         "RAY_SERVE_LOG_TO_STDERR": "0",
         "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",  # `drain_s` is for healthy replicas; an unhealthy one is replaced at once
-        "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",  # Serve polls less often, which is noticeable on few cores
+        "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",  # Serve's control loop runs less often: its load is noticeable on few cores
         "RAY_USAGE_STATS_ENABLED": "0",
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_DISABLE_TELEMETRY": "1",

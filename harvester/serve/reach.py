@@ -34,7 +34,7 @@ class Reach:
         self._since_s: float | None = None  # of the first look
 
     def is_whole(self) -> bool:
-        """Look once more; true after `SURE` successes in a row. Raises `EngineError` if a path is not answered for `PATIENCE_S`."""
+        """Look once more; true after `SURE` successes in a row. Raises `EngineError` if a path is missing after `PATIENCE_S` of looks."""
         missing = next((path for path in self._paths if not self._is_answered(path)), None)
         self._looks = 0 if missing is not None else self._looks + 1
         self._since_s = time.monotonic() if self._since_s is None else self._since_s

@@ -58,7 +58,7 @@ def run(config: ServeConfig, state_dir: Path, on_event: OnEvent, chat_app: Any =
         open_to = check_listening(config, folder.keys)
         sources = config.sources.with_roots(Path.cwd() if is_loopback(config.host) else None)
         config = config.model_copy(update={"sources": sources})
-        if config.address is None:  # in a joined cluster, the proxy of an earlier server of this state may hold it
+        if config.address is None:  # in a joined cluster, the proxy of an earlier server of this state may hold the port
             check_port(config.host, config.port)
         cpu = device_of(config) == "cpu"
         from harvester.engine.launch.defaults import check_gpus, described

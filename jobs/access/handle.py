@@ -54,7 +54,7 @@ def signed(key: str, method: str, path: str, body: bytes, now_s: float) -> str:
 
 
 def is_signed(key: str, value: str | None, method: str, path: str, body: bytes, now_s: float) -> bool:
-    """Whether ``value`` is the signature of this request by ``key``, and not older than `MAX_AGE_S`."""
+    """Whether ``value`` is the signature of this request by ``key``, made within `MAX_AGE_S` of ``now_s``."""
     at, _, given = (value or "").partition(":")
     if not at.isdecimal() or len(at) > 12 or abs(now_s - int(at)) > MAX_AGE_S:
         return False

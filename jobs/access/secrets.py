@@ -17,9 +17,9 @@ _STORED: TypeAdapter[dict[str, str | SecretConfig]] = TypeAdapter(dict[str, str 
 
 
 def kept_apart(uri: str, named: Mapping[str, SecretConfig]) -> tuple[str, dict[str, str | SecretConfig]]:
-    """The address with ``${NAME}`` in place of each credential, which may be kept and shown, and by NAME the credentials.
+    """The address with ``${NAME}`` in place of each credential, safe to keep and show; and the credentials by NAME.
 
-    For a named secret it is the `SecretConfig` that says where the credential is.
+    For a placeholder that was in the address already, a secret of the configuration, the value is the `SecretConfig` that says where it is.
 
     Raises `SourceError` for a name that the configuration does not hold, or not for this address.
     """

@@ -17,7 +17,7 @@ class DeviceTime:
         self._given_s = engine.harvested_s
 
     def charged(self, stats: PartStats, own_tokens: int, other_tokens: int) -> PartStats:
-        """``stats`` with the device time of a slice that ends: its share by tokens, against those done in the slices that go on."""
+        """``stats`` with the device time of a slice that ends: of the time not charged yet, its share by tokens of all slices in work."""
         open_s = max(0.0, self._engine.harvested_s - self._given_s)
         tokens = own_tokens + other_tokens
         device_s = open_s * own_tokens / tokens if tokens else 0.0

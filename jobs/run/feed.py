@@ -13,7 +13,7 @@ class Feed:
         self._row_ids = row_ids
         self._next, self._stop = 0, len(row_ids)
         self._may_give = may_give
-        self._asked: int | None = None  # end of the rows before a `give` that the ledger has not answered
+        self._asked: int | None = None  # end of the rows before a `give_back` that the ledger has not answered
         self._known = asyncio.Event()
         self._known.set()
 
@@ -24,7 +24,7 @@ class Feed:
 
     @property
     def is_asking(self) -> bool:
-        """Whether the ledger has not answered a `give`, so that the owner of those rows is unknown; the next `give` asks again."""
+        """Whether the ledger has not answered a `give_back`, so that the owner of those rows is unknown; the next call asks again."""
         return self._asked is not None
 
     @property

@@ -136,7 +136,7 @@ class SliceFiles:
     def publish_some(self) -> PartStats | None:
         """Write an incomplete part with the rows done so far, for a slice that is given back; the next holder replaces it.
 
-        None where the slice has a part already: a retry that is given back keeps the part from before it.
+        None where the slice has a complete part already: a retry that is given back keeps the part from before it.
         """
         if self.kept is not None or part_stats_of(self.sink, self.lease) is not None:
             return None
@@ -161,7 +161,7 @@ def _cells(column: pa.ChunkedArray) -> list[str | TextProblem]:
 
 
 def part_stats_of(sink: Sink, lease: Lease) -> PartStats | None:
-    """Counts of the slice's present part, of any generation; None where there is none."""
+    """Counts of the slice's complete part, of any generation; None where there is none, or an incomplete one."""
     metadata = sink.metadata(part_name(lease.slice.slice_id))
     return PartStats.model_validate_json(metadata[STATS_KEY]) if metadata and STATS_KEY in metadata else None
 

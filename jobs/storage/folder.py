@@ -248,7 +248,7 @@ class StateFolder:
 
 
 def keep_private() -> None:
-    """Make files of this process and its children private to this user. For servers: copies that the command line writes are the user's."""
+    """Make files of this process and its children private to this user. For servers only: copies that commands write are the user's own."""
     os.umask(0o077)
 
 

@@ -12,7 +12,7 @@ from jobs.errors import TaskError
 
 
 def check_schema(schema: object, origin: str, reserved: Collection[str] = ()) -> dict[str, Any]:
-    """Return the schema if it describes an object with at least one property, and all its references lead into itself.
+    """Return the schema if it is a JSON schema of an object with at least one property, and all its references lead into itself.
 
     Properties become columns, so none may be named like another or like one of ``reserved`` (both without regard to case, as SQL
     compares names). Raises `TaskError` naming ``origin`` and the place in the schema.

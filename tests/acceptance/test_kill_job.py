@@ -42,7 +42,7 @@ def fault(state: Path) -> str | None:
 
 
 def number(row_id: int) -> int:
-    """The number in the row's answer; no two rows have the same."""
+    """The number that the row's text says; no two rows have the same."""
     return row_id * 7919 % 1000
 
 
@@ -62,7 +62,7 @@ def start(state: Path, source: Path, *options: str) -> subprocess.Popen[str]:
 
 
 def killed_run(state: Path, source: Path, chance: random.Random, *options: str) -> list[str]:
-    """Kill the job `KILLS` times, then on until one kill left only some of its rows done. Returns each fault that the oracle saw."""
+    """Kill the job at least `KILLS` times, until a kill left only some rows done or the oracle saw a fault. Returns the faults."""
     faults, is_midway, longest_s = list[str](), False, 0.25
     for number in range(MOST_KILLS):
         if number >= KILLS and (is_midway or faults):

@@ -20,7 +20,7 @@ from harvester.policy.model.load import StepLoad
 from harvester.sim.trace import Fixed
 
 SECONDS = 20.0
-EDGE = 1.03  # allows for a step that crosses the window's end, and for requests, which are no fluid as in the bound
+EDGE = 1.03  # allows for a step that crosses the window's end, and for whole requests; in the bound they are fluid
 
 
 def tiny(times_s: list[float], chat: tuple[int, int], row: tuple[int, int], slots: int, kv_tokens: int) -> Case:

@@ -71,7 +71,7 @@ def test_without_a_key_only_health_and_the_pages_files_answer(server: RealServer
         elif answer.status_code == 404:
             assert needed == SHUT, route
     assert failed == set()
-    asleep = "GET /api/asleep/{path:path}"  # answers the first three for a model without replicas; 404 on this server
+    asleep = "GET /api/asleep/{path:path}"  # answers the first three below for a model without replicas; here 404
     assert opened == {"GET /", "GET /health", "GET /ping", "GET /api/page/{name}", asleep}
 
 

@@ -31,7 +31,7 @@ TTFT_S, TPOT_S = 0.4, 0.04
 
 @dataclass(frozen=True)
 class Load:
-    """``chat`` and ``rows``: how many of each. ``allowed``: how many times the tokens that a row makes it may make."""
+    """``chat`` and ``rows``: how many of each. ``allowed``: a row's `max_tokens` over the tokens of its answer."""
 
     blocks: int
     chat: int

@@ -1,8 +1,8 @@
 """An engine whose device runs behind its host, in virtual time: what CUDA does to a scheduler, without a GPU.
 
-Real: scheduler, safepoints, board, signal, and the worker's way through a step. Played: the device, which has a queue; the model; vLLM's
-two executors and its `EngineCore.step_with_batch_queue`. Each thread of the real engine is an actor here. The clock goes on when all of
-them wait, so that a run is the same on any machine.
+Real: scheduler, safepoints, shared state, signal, and the worker's way through a step. Played: the device, which has a queue; the model;
+vLLM's two executors and its `EngineCore.step_with_batch_queue`. Each thread of the real engine is an actor here. The clock goes on when all
+of them wait, so that a run is the same on any machine.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class _StockWorker:
 
 
 class LaggingWorker(PreemptibleWorker, _StockWorker):
-    """Made as `HarvestCudaWorker` is, with the board of an engine. ``cut``: like ``spans``, of the steps that ended early."""
+    """Made as `HarvestCudaWorker` is, with the shared state of an engine. ``cut``: like ``spans``, of the steps that ended early."""
 
     def __init__(self, clock: Clock, device: LaggingDevice, shared: Any) -> None:
         super().__init__(clock, device)
@@ -191,7 +191,7 @@ class Engine:
         self.arrived_s: dict[str, float] = {}
         self.first_s: dict[str, float] = {}  # seconds to the first token
         self.asked: list[tuple[int, int]] = []  # first and last step that each signal meant
-        self.looks: list[tuple[float, int | None]] = []  # when chats came, and the step that the board named then
+        self.looks: list[tuple[float, int | None]] = []  # when chats came, and the step that was in flight by the shared state
         clock.start(self._front_end)
         clock.start(self._core)
 
@@ -207,7 +207,7 @@ class Engine:
                 self.asked.append((int(self.shared[Field.ABORT_FROM]), int(self.shared[Field.ABORT_UPTO])))
 
     def board_was_right(self) -> list[bool]:
-        """Of each chat that met a step on the device: whether the board named that step."""
+        """For each chat that met a step on the device: whether the shared state named that step."""
         spans = sorted((began_s, ended_s, number) for number, (began_s, ended_s) in {**self.worker.spans, **self.worker.cut}.items())
         met = ((named, number) for at_s, named in self.looks for began_s, ended_s, number in spans if began_s <= at_s < ended_s)
         return [named == number for named, number in met]

@@ -165,7 +165,7 @@ def test_a_step_of_offline_work_is_as_long_as_arrivals_let_it() -> None:
 
 
 def test_where_nothing_is_promised_a_stretch_between_safepoints_takes_half_of_what_a_prompt_does_at_most() -> None:
-    """A slowdown of 1.25 is allowed, of which 0.8 is planned: 0.2 of a prompt. An arrival waits for half of a stretch on average."""
+    """A quarter more is allowed, and 0.8 of that is planned: 0.2 of a prompt. An arrival waits for half of a stretch on average."""
     model = a_model()
     promised, *_ = watched(model)
     unpromised = Brain(parts_of(PLAIN, model), replace(LIMITS, max_slowdown=1.25, reserve_s=60.0))

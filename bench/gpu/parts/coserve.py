@@ -122,7 +122,7 @@ async def _all(run_config: RunConfig, plan: Plan, llm: HarvestLLM, counts: Path)
 
 
 async def _one(llm: HarvestLLM, name: str, chats: Sequence[Chat], seconds: float, seed: int, counts: Path) -> dict[str, Any]:
-    """Counts the tokens that the scheduler planned during the load, without recomputed ones."""
+    """Play one load. Tokens are those that the scheduler planned during it, without recomputed ones."""
     seen = await play(llm, chats, seconds, seed, name)
     await asyncio.sleep(TALLY_S)
     work, span_s = work_between(counts, seen.began_s, seen.ended_s), seen.ended_s - seen.began_s

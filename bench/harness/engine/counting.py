@@ -23,7 +23,7 @@ KEY = "bench_counts"  # in vLLM's additional_config: the file of the tally; that
 if TYPE_CHECKING:
     Stock = Scheduler
 else:
-    Stock = object  # one of vLLM's schedulers follows the mixin
+    Stock = object  # a class with this mixin names one of vLLM's schedulers as its next base
 
 
 class Counting(Stock):

@@ -1,7 +1,8 @@
 """Checkpoints on a CPU whose copies take as long as over a link to host memory, and do not slow the concurrent step.
 
-A CPU copies a block at the speed of memory, so that copying ahead of time gains little. Here each copy is made as usual, then sleeps until
-its least time is over: like a copy engine, it uses no processor meanwhile. One block a direction at a time.
+A CPU copies a block at the speed of memory, so that copying ahead of time gains little. Here each copy is made as usual, and then the
+copying thread sleeps until the copy's least time is over: like a copy engine, it uses no processor meanwhile. One block a direction at a
+time.
 """
 
 from __future__ import annotations

@@ -116,7 +116,10 @@ class Machine:
         psutil.wait_procs(found, timeout=10.0)
 
     def unplug(self) -> None:
-        """Cut the network, so that no other machine hears what happens; with `kill`, a power cut. Not for the head, which holds it."""
+        """Cut the network, so that no other machine hears what happens here; with `kill`, a power cut.
+
+        Not for the head: the network is a bridge on it.
+        """
         _run("ip", "-n", self.space, "link", "set", "eth0", "down")
 
     def plug_in(self) -> None:

@@ -53,7 +53,7 @@ def _value(schema: dict[str, Any]) -> object:
 
 
 class JobsServer:
-    """``state``: its folder. ``told_state``: the folder that it reports, as a server on another machine would. Use `serving`."""
+    """``state``: its folder. ``told_state``: the path that it reports instead, as if it ran on another machine. Use `serving`."""
 
     def __init__(
         self,

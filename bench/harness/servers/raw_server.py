@@ -18,7 +18,7 @@ from harvester.errors import EngineError
 from harvester.ports import free_port
 
 CORE = ("scheduler_cls", "worker_cls", "additional_config", "scheduling_policy", "async_scheduling")
-OURS = (*CORE, "reasoning_parser", "tool_parser", "api_key")  # harvester has values of the last three that vLLM does not know
+OURS = (*CORE, "reasoning_parser", "tool_parser", "api_key")  # the last three: harvester has values for them that vLLM lacks
 
 
 def stock(arguments: dict[str, Any]) -> dict[str, Any]:

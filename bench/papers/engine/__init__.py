@@ -1,1 +1,1 @@
-"""One replica as a compiled loop. Numbers choose among the rules of the papers' systems for KV, prompts and order."""
+"""One replica as a compiled loop. Numbers (`Rules`) say how a paper's system treats KV, prompts and order."""

@@ -9,7 +9,7 @@ from bench.papers.engine.compiled import compiled
 from bench.papers.engine.order import NEAREST_FIT
 
 BLOCK, LONGEST, PREDICTED, CURVE = range(4)
-"""How a request's KV is counted: the blocks computed now; the longest possible answer; the predicted one; all predictions as a curve."""
+"""How a request's KV is counted: the blocks it computes now; the longest possible answer; the predicted one; all predictions as a curve."""
 LEAST_LEFT, LEFT_SHARE = 16, 0.3  # of what was emitted, where an answer is longer than predicted
 LEAST_MARGIN, MOST_MARGIN = 0.02, 0.3  # of the KV, left free by the curve
 RECOMPUTED, RAISED, LOWERED = 0.01, 1.5, 0.9  # as `harvester.policy.admission.margin`

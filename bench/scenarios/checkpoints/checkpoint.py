@@ -1,9 +1,9 @@
 """Scenario ``checkpoint``: what a preemption costs without checkpoints, and with each part of them (ConServe Fig. 4, FastServe Fig. 15).
 
-One engine at a time, run by this process, without a server. First offline work has KV for about ten requests, and bursts of online requests
-take it. Then the same work has KV for all, beside single online requests, where checkpoints can only cost. Then chat is alone, at nearly
-the rate that the engine answers. Every engine gets the same prompts and times, in rounds that they take in turns. Ratios come with the
-spread of the rounds (`bench.harness.measure.rounds`); figures and goals are `bench.harness.measure.checkpoint_report`'.
+One engine at a time, each in a process of its own, without a server. First offline work has KV for about ten requests, and bursts of online
+requests take it. Then the same work has KV for all, beside single online requests, where checkpoints can only cost. Then chat is alone, at
+nearly the rate that the engine answers. Every engine gets the same prompts and times, in rounds that they take in turns. Ratios come with
+the spread of the rounds (`bench.harness.measure.rounds`); figures and goals are those of `bench.harness.measure.checkpoint_report`.
 """
 
 from __future__ import annotations

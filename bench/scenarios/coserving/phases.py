@@ -24,7 +24,7 @@ QUICK = replace(SHORT, seconds=36.0, idle_s=6.0, window_s=3.0, settle_s=6.0)
 
 
 def run(options: Options) -> dict[str, Any]:
-    """Each share of the engine's capacity for chat, while it is on, is a comparison of its own."""
+    """Each share of the engine's capacity is a comparison of its own: chat has that share in the phases in which it comes."""
     given = knobs(options, FULL, QUICK)
     pace, each_s = Pace.of(options), given.seconds / len(NAMES)
 

@@ -1,7 +1,7 @@
 """Scenario ``preempt``: what safepoints cost, how soon a running step ends, and whether the tokens stay the same (ConServe 6.4.2).
 
-One engine, run by this process without a server: long prompts as offline work keep every step full, and signals come at random times, as
-arrivals would send them.
+One engine at a time, each in a process of its own, without a server: long prompts as offline work keep every step full, and signals come
+at random times, as arrivals would send them.
 """
 
 from __future__ import annotations

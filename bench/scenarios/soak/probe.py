@@ -63,7 +63,7 @@ class Probe(threading.Thread):
         self.join()
 
     def is_open(self, now_s: float) -> bool:
-        """Whether requests sent in the last `SURE_S` have ended, and all of them were answered."""
+        """Whether a request sent in the last `SURE_S` has ended, and every one that has was answered whole."""
         last = [is_whole for began_s, is_whole in list(self.asked) if began_s >= now_s - SURE_S]
         return bool(last) and all(last)
 

@@ -28,8 +28,8 @@ STOP_S = 30.0
 class EmbeddedServer:
     """``harvester serve`` as a child in a process group of its own, its output in ``STATE/logs/server.log``.
 
-    Entering starts it and waits until it answers; raises `EngineError` with its last error line if it dies or never answers. Leaving stops
-    it. ``command`` replaces the program and its arguments up to the options.
+    Entering starts it and waits until it answers; raises `EngineError` with the `last_word` of its log if it dies or never answers. Leaving
+    stops it. ``command`` replaces the program and its arguments up to the options.
     """
 
     def __init__(

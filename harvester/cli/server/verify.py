@@ -55,7 +55,7 @@ def verify(
 
 
 def _log(here: Invocation) -> Path:
-    """The log file in the state folder, prepared as a server would. Raises `StorageError` if the folder cannot be used."""
+    """The log file in the state folder, which is prepared as for a server. Raises `StorageError` if the folder cannot be used."""
     folder = StateFolder(here.state_dir)
     folder.prepare()
     return folder.logs / "verify.log"

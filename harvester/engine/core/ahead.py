@@ -106,4 +106,4 @@ class PlanAhead:
         keep = len(gone) <= MAX_GONE and not batch.prefills
         self._prompt = None if self._prompt is None else self._prompt - bisect_left(gone, self._prompt)
         self._all = rest, batch.without(gone, rows) if keep else batch_of(rest, () if self._prompt is None else (self._prompt,))
-        self._places = {}  # not known any more: if another request leaves before the next `look`, all rows are made again
+        self._places = {}  # not known any more: if another request leaves before the next `look`, the batch is made anew

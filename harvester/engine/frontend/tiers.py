@@ -54,7 +54,7 @@ def settle(request: TieredRequest, priority: int) -> str | None:
 
 
 async def marked(stream: AsyncGenerator[str, None], tier: ServiceTier) -> AsyncGenerator[str, None]:
-    """The events, each with ``service_tier`` inserted at the front of its JSON object: no event is parsed."""
+    """The events, with ``service_tier`` inserted at the front of each JSON object, errors excepted: no event is parsed."""
     start = f'{_DATA}"service_tier":"{tier.value}",'
     async with aclosing(stream):  # a client that hangs up ends the request
         async for event in stream:

@@ -31,7 +31,7 @@ def is_wanted() -> bool:
 
 
 def begin(preload: Sequence[str] = PRELOAD, sockets: str | None = None) -> None:
-    """Start a fork server, if there is none. It imports ``preload`` meanwhile, and ends once this process and its last child have ended.
+    """Start a fork server, if there is none. It imports ``preload`` meanwhile, and ends after this process and all that it forked.
 
     ``sockets``: folder for its socket. None: a new one, which stays where this process is killed.
     """
@@ -60,7 +60,7 @@ def has_begun() -> bool:
 
 @contextmanager
 def method_kept() -> Iterator[bool]:
-    """Yields whether the user allows forking. Restores `METHOD` at the end, since vLLM sets it itself on a CPU and within Ray."""
+    """Yields whether the user allows forking. Unsets `METHOD` at the end if it was unset: vLLM sets it itself on a CPU and within Ray."""
     before = os.environ.get(METHOD)
     try:
         yield is_wanted()

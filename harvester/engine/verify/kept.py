@@ -43,7 +43,10 @@ def write(profile: Path, verdicts: Sequence[Verdict]) -> None:
 
 
 def merged(before: Sequence[Verdict], now: Sequence[Verdict]) -> list[Verdict]:
-    """The latest verdict on each part; an undecided one replaces none. A part that is off is not verified again, and stays off."""
+    """The latest verdict on each part, but an undecided one never replaces an earlier one.
+
+    A part that is off is not verified again, and stays off.
+    """
     found = {one.part: one for one in before}
     return list((found | {one.part: one for one in now if one.ok is not None or found.get(one.part) is None}).values())
 

@@ -13,7 +13,7 @@ from harvester.engine.verify.ask import busy
 
 STREAMS, ANSWER_TOKENS = 8, 32
 STEPS = 20  # least steps in a stretch, which is extended for them
-MAX_FACTOR = 4  # of its own length, what a stretch is extended to at most
+MAX_FACTOR = 4  # a stretch is extended to at most so many times its length
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ class Aspect(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """``ok`` None: undecided here. ``said``: one line with the figures, or with why it is undecided."""
+    """``ok`` None: undecided here. ``said``: one line with the figures, or with the reason for ``ok``."""
 
     part: Aspect
     ok: bool | None

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 
 def rows_in_the_way(wanted: int, running: Sequence[tuple[int, bool]], places: int) -> list[int]:
-    """Places of the rows to preempt so that a chat on adapter ``wanted`` can run: all rows of the adapter that has the fewest.
+    """Rows to preempt so that a chat on adapter ``wanted`` can run, as indices in ``running``.
 
-    ``running``: adapter (0: none) of each request, and whether it is offline. ``places``: adapters that one step can hold. Empty where
-    there is room, or chats use all of them.
+    They are all rows of one adapter: the one with the fewest rows, of those that no chat uses. ``running``: adapter (0: none) of each
+    request, and whether it is offline. ``places``: adapters that one step can hold. Empty where there is room, or chats use all of them.
     """
     held = {adapter for adapter, _ in running if adapter}
     if not wanted or wanted in held or len(held) < places:

@@ -169,7 +169,7 @@ class FirstTokenRate:
 
 
 class OverloadSpell:
-    """An overload: from a chat refused even by the bound of a burst, until all refused ones could have been answered as well."""
+    """An overload: from a chat that even the full bound refuses, until all refused ones could have been answered as well."""
 
     def __init__(self) -> None:
         self._owed = 0.0  # first tokens: those refused, less those that the replica had spare time for

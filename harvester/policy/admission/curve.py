@@ -31,7 +31,7 @@ _Class = list[float]
 
 
 class Curve:
-    """The KV curve of the running rows. ``width``: tokens left that a class spans; ``anew``: steps in which each row is computed anew."""
+    """The KV curve of the running rows. ``width``: tokens left that a class spans; ``anew``: steps in which each row is computed once."""
 
     def __init__(self, width: float = WIDTH, anew: int = ANEW) -> None:
         self._width, self._anew = width, anew

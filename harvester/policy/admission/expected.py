@@ -192,7 +192,10 @@ class _Queue:
 
 
 def _left(length: _Length, tokens: int) -> float:
-    """Expected tokens left of a row that has ``tokens`` so far. At least a share of its answer, at most what its limit leaves."""
+    """Expected tokens left of a row that has ``tokens`` so far.
+
+    At least `LEAST_LEFT`, and `LEFT_SHARE` of its answer so far; at most what its limit leaves.
+    """
     prompt, expected, most = length
     emitted = tokens - prompt
     left, least = expected - emitted, LEFT_SHARE * emitted

@@ -19,7 +19,7 @@ class KvMargin:
         self._computed = self._recomputed = 0
 
     def ran(self, computed: int, recomputed: int, kv_tokens: int) -> None:
-        """A step computed ``computed`` offline tokens, ``recomputed`` of them again; the KV holds ``kv_tokens``."""
+        """A step computed ``computed`` offline tokens. ``recomputed``: tokens to compute again, from it on. The KV holds ``kv_tokens``."""
         self._computed += computed
         self._recomputed += recomputed
         if self._computed < kv_tokens:

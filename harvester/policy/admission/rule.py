@@ -35,7 +35,7 @@ class Admission(Protocol):
         """The row ended with ``answer_tokens``; None: it was aborted."""
 
     def ran(self, computed: int, recomputed: int) -> None:
-        """A step computed ``computed`` offline tokens. ``recomputed``: tokens that are computed again because KV ran out."""
+        """A step computed ``computed`` offline tokens. ``recomputed``: tokens to compute again, from it on, because KV ran out."""
 
 
 class WorstCase:

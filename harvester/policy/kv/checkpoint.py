@@ -14,8 +14,8 @@ from dataclasses import dataclass
 RISE, FALL = 0.5, 0.05  # weight of a step in the average pressure: quick to begin, slow to stop
 FILL = 0.1  # weight of a step in the average consumption
 FIRST_BLOCKS = 2  # copied in a step, until the time of a copy is known
-ONLINE_SHARE = 0.02  # maximum slowdown by copies of a step with online work, as a share of its time
-OFFLINE_SHARE = 0.25  # the same of a step without, and of one in which online work waits for its own copies
+ONLINE_SHARE = 0.02  # share of its time that copies may add to a step with online work
+OFFLINE_SHARE = 0.25  # the same for a step without, and for one in which online work waits for its own copies
 LINK_SHARE = 0.5  # maximum copy time as a share of any step, however little the copies slow it
 CPU_COST, CUDA_COST = 1.0, 0.04  # slowdown of the concurrent step per second of copying (docs/design/0018)
 WAIT_SHARE = 0.02  # share of the TTFT SLO that a step may wait for the unsaved blocks of its victims

@@ -25,7 +25,7 @@ class Recent:
             del self._ordered[bisect_left(self._ordered, self._latest.popleft())]
 
     def median(self) -> float:
-        """The upper one of an even number. Raises IndexError where there are none."""
+        """The middle value, the upper one of two. Raises IndexError where there are none."""
         return self._ordered[len(self._ordered) // 2]
 
     def quantile(self, share: float) -> float:

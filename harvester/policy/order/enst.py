@@ -43,7 +43,8 @@ def swap_out(residents: Sequence[Resident], need_blocks: int, waiting_enst_s: fl
     cannot.
 
     ``copy_s``: to read a block back; ``save_blocks``: maximum unsaved blocks that the step waits for. A victim's turn must come later than
-    the waiting one's by the hysteresis and the time to read its KV back, and all of its KV must be saved: nothing is computed again.
+    the waiting one's by the hysteresis and the time to read its KV back, and its unsaved blocks must be within ``save_blocks``: nothing is
+    computed again.
     """
     chosen: list[str] = []
     for one in sorted(residents, key=lambda one: -one.enst_s):

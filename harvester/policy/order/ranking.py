@@ -83,7 +83,7 @@ class MovingRanking(Generic[K]):
             self._fresh.drop(name)
 
     def begun(self, names: Iterable[str]) -> Iterator[K]:
-        """Note that these take part in a step. Yields those that are held."""
+        """Record that these take part in a step. Yields those that are held."""
         for name in names:
             held = self._held.get(name)
             if held is None:

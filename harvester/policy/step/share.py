@@ -85,7 +85,7 @@ def _is_unpromised(view: StepView, batch: Batch, config: PolicyConfig) -> bool:
 def _drafted_first(view: StepView, batch: Batch) -> tuple[list[int], int]:
     """Places of rows that compute several tokens, and how many of them decode: those come first, with drafts or lost KV to recompute.
 
-    Prompts follow, as many as a step takes. A row that decodes cannot as well wait, as a prompt can: all of those are considered.
+    Prompts follow, as many as a step takes: the others can wait. A row that decodes should not wait, so all of those are considered.
     """
     if not batch.prefills:
         return [], 0

@@ -48,7 +48,7 @@ class OriginCheck:
 
 
 def _is_from_here(method: str, origin: str | None, site: str | None, mode: str | None, host: str) -> bool:
-    """Whether our own page asks: by `Sec-Fetch-Site` if sent, else by `Origin` and the host. Links from elsewhere may be followed."""
+    """Whether no foreign page sent it: by `Sec-Fetch-Site` if given, else by `Origin` and host. Links from elsewhere may be followed."""
     if site is not None:
         return site in ("same-origin", "none") or (method in SAFE and mode == "navigate" and origin is None)
     return origin is None or origin.lower().partition("://")[2] == host.lower()
@@ -76,5 +76,5 @@ def is_loopback(host: str) -> bool:
 
 
 def known_hosts(host: str, allowed: Collection[str]) -> Collection[str] | None:
-    """Host names that a server accepts. None: any, because a server on the network has names that we cannot know."""
+    """Host names that a server listening on ``host`` accepts. None: any, because one on the network has names that we cannot know."""
     return tuple(allowed) if allowed or is_loopback(host) else None

@@ -53,7 +53,7 @@ def put_before(app: FastAPI, layer: Callable[[ASGIApp], ASGIApp]) -> None:
 
 
 class Wall:
-    """ASGI middleware. Only routes of ``table`` pass. A body is read once route and key are accepted; no refused request passes."""
+    """ASGI middleware. Only routes of ``table`` pass. A body is read only after route and key are accepted; no refused request passes."""
 
     def __init__(self, app: ASGIApp, table: RouteTable, gate: Gate) -> None:
         self._app = app

@@ -73,7 +73,7 @@ def start_ledger(
 
 
 def _ended_other(name: str, told: str) -> bool:
-    """End a ledger of that name that was started with other arguments. Returns whether there was one.
+    """End a ledger of that name that was started with other arguments, or cannot tell them. Returns whether there was one.
 
     Raises `StorageError` where it does not end.
     """

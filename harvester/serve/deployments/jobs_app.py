@@ -45,7 +45,7 @@ REMEMBER_S = 1.0
 
 
 class JobsApp:
-    """Reads the ledger and the replicas; keeps a history of what the replicas reported in the state folder (`History`)."""
+    """Calls the ledger and the replicas; keeps a history of what the replicas reported in the state folder (`History`)."""
 
     def __init__(self, config: ServeConfig, choice: ModelChoice, state: str, ledger: str, url: str, cpu: bool, pid: int | None) -> None:
         keep_to_loopback()

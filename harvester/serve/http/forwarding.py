@@ -25,7 +25,7 @@ from harvester.serve.reach import url_here
 CONNECT_S = 5.0
 LIST_S = 2.0  # timeout for the model list of another application
 MODELS = "/v1/models"
-# Headers of a connection, not of a message. `accept-encoding` stays, so that a body is forwarded as it comes.
+# Headers of a connection, not of a message. `accept-encoding` stays, so that an answer is forwarded as it comes.
 _OWN = frozenset({b"host", b"content-length", b"connection", b"transfer-encoding", b"keep-alive"})
 
 

@@ -105,7 +105,7 @@ def _counters(models: Sequence[str], counts: Mapping[str, Mapping[str, int]]) ->
 
 
 def is_at_risk(view: JobView, now_s: float) -> bool:
-    """Whether the latest forecast end, now plus ``eta_high_s``, is after the deadline."""
+    """Whether the late end of the forecast, now plus ``eta_high_s``, is after the deadline."""
     return view.deadline_at_s is not None and view.eta_high_s is not None and now_s + view.eta_high_s > view.deadline_at_s
 
 

@@ -25,7 +25,7 @@ ASLEEP = "asleep"  # a model may have no replica
 FLEET = "fleet"  # replicas are on other machines too
 SENT_TO = "/api/asleep"  # before the path of a request to a model without replicas
 HEAD_S = 30
-# A machine without power closes no connection. TCP keepalive asks its kernel, which answers however busy a replica is: noticed after 14 s.
+# A machine without power closes no connection. TCP keepalive notices that after 14 s. The kernel of a busy replica answers its probes.
 PROBED = {"option": "srvtcpka", "srvtcpka-idle": "5s", "srvtcpka-intvl": "3s", "srvtcpka-cnt": "3"}
 PATIENCE = {"timeout check": "5s"}  # for a replica that accepted the connection of a check and is busy
 UNCONFIRMED_S = 14  # the same limit for data that was sent and not acknowledged

@@ -14,7 +14,7 @@ from harvester.serve.ingress.front import TOLD, forget_nodes, haproxy_here, writ
 from harvester.serve.runtime import held, make_node_folder
 
 SETUP = f"{__name__}.prepare"
-_SERVE = "serve"  # its namespace in Ray
+_SERVE = "serve"  # Ray namespace of Serve's actors
 _PROXY = "SERVE_PROXY_ACTOR"
 _OF_HAPROXY = "get_target_groups"  # a method that only HAProxy's manager has
 _for_life = ExitStack()

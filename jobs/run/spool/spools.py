@@ -46,7 +46,7 @@ class Spools:
             await despite_cancellation(asyncio.to_thread(self._send, spool.path, sent, is_last=True), SENT_S)
 
     def close_unsent(self, spool: Spool) -> int | None:
-        """Close the spool without sending it. Returns how many bytes of it are in the storage; None where there is none."""
+        """Close the spool without sending it. Returns how many bytes of it are in the storage; None without a storage."""
         spool.close()
         return self._sent.pop(spool.path, None)
 
@@ -97,7 +97,7 @@ class Spools:
 
 
 def _take_over(path: Path, mirror: Mirror) -> int:
-    """Merge what earlier holders sent into the local spool. Returns how many bytes of it are in the storage."""
+    """Merge what earlier holders sent into the local spool. Returns its bytes if the storage has the same ones, else 0."""
     there = mirror.read(path)
     if there is None:
         return 0

@@ -3,7 +3,7 @@
 To copy is to find where the last tokens stood before, and to output the token that followed. Training from scratch learns this late,
 because no part of it helps alone. So it is written by hand, as an "induction head" (Olsson et al., 2022). The first layer's heads look one
 to seven tokens back. Later heads compare a token and the ones before it with the tokens before every earlier token, and fetch the token
-found. A word is two tokens with its space: if much fewer tokens are compared, "of the" is ambiguous. `records`, `choosing`, `leading` and
+found. A word is two tokens with its space: if far fewer tokens are compared, "of the" is ambiguous. `records`, `choosing`, `leading` and
 `talking` write the rest. All other weights are 0.
 """
 
@@ -37,7 +37,7 @@ from tools.embedded_model.lessons.sample import Encoder, Ids
 MATCH, SINK = 72.0, 42.0  # attention scores of a full match and of the start token, which wins where nothing matches: nothing is fetched
 LONG, SHORT = (5,) * len(MARKS), (16, 14, 10)  # dimensions compared of each token's mark
 LONG_GAIN, SHORT_GAIN = 6.0, 1.5  # factors on what they fetch, relative to the token itself
-EASY = 8.0  # the score needed is lower by this where a label goes on of which one token was said
+EASY = 8.0  # how much lower a match may score within a label, where only its first token has been said
 FINAL_NORM = 0.5
 HALF = (CONTENT.stop - CONTENT.start) // 2
 HALVES = tuple(slice(CONTENT.start + first, CONTENT.start + first + HALF) for first in (0, HALF))  # a head can fetch 64 dimensions

@@ -91,7 +91,7 @@ def know_near(head: Head) -> None:
 
 
 def find_lead(head: Head, part: slice) -> None:
-    """Fifth layer: fetch the text's token that is as far from its beginning as the next token of the answer."""
+    """Fifth layer: fetch the token that is as far from the text's beginning as the next token will be from the answer's."""
     head.free = head.free[10:]
     waves = (dims(PLACES)[:HEADS] / 2 - flag("summary") - flag("early")) / math.tanh(SWING / 2)
     for pair, cosine, sine in zip(WAVES, waves[::2], waves[1::2], strict=True):

@@ -35,7 +35,7 @@ def length_before(network: Network, layer: int, ids: list[int], *, mlp: bool) ->
 
 
 def nearer() -> tuple[Tensor, Tensor, float]:
-    """Amplitudes of cosine and sine in `NEARER_PAIRS`, and a constant. Their sum is 0 at no distance and falls by about 1 a token; beyond
+    """Amplitudes of cosine and sine in `NEARER_PAIRS`, and a constant. Their sum is 0 at distance 0 and falls by about 1 a token; beyond
     `STEEP` tokens it stays below its value there."""
     distance = torch.cat([torch.arange(120.0), torch.logspace(2.08, 3.9, 200)]).double()
     wanted = torch.where(distance <= 70, -distance, -70 - 30 * torch.log(distance / 70))

@@ -131,7 +131,7 @@ class DeviceCopier(StepCopier):
         self._scratch.close()
 
     def _launchable(self, job: Job) -> int:
-        """How many of the job's next blocks may be copied beside the step: within its bound, up to a slot with memory yet to come."""
+        """How many of the job's next blocks may be copied beside the step: within the step's bound, up to the first slot without memory."""
         most = len(job.blocks) - job.begun
         if self.transfers.allowed is not None:
             most = min(most, self.transfers.allowed)

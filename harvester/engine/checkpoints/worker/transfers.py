@@ -11,7 +11,7 @@ from harvester.engine.checkpoints.jobs import Block
 
 @dataclass(slots=True)
 class Job:
-    """``begun``, ``done``: numbers of its blocks. ``seconds``: time spent copying."""
+    """``begun``, ``done``: how many of its blocks. ``seconds``: time spent copying."""
 
     number: int
     store: bool

@@ -1,4 +1,4 @@
-"""The number of replicas: it follows chat by Serve's own autoscaling, or is set by request."""
+"""The number of replicas: it follows chat, and jobs if configured, by Serve's own autoscaling, or is set through the API."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def deadline_note(config: ServeConfig, *, cpu: bool) -> str | None:
 class Scale:
     """Changes a model's number of replicas while they serve. ``cpu``: the engines run on the CPU.
 
-    ``kept``: file of the numbers that were asked for. Serve keeps them when this process restarts, so it reads them back.
+    ``kept``: file of the numbers asked for. Serve keeps those when this process restarts, which then reads them from the file.
     """
 
     def __init__(self, config: ServeConfig, kept: Path, *, cpu: bool) -> None:

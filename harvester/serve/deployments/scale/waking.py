@@ -25,8 +25,8 @@ AskedFor = Callable[[str], Awaitable[Demand]]
 class Waking:
     """Runs in the jobs application. ``answered`` returns once a replica of the model answers: Serve starts one for a waiting call.
 
-    ``demand``: what the jobs of a model need. ``sleeping``: models that may have no replica, as their name in jobs by their name in
-    applications (None: the first).
+    ``demand``: what the jobs of a model need. ``sleeping``: maps the application name (None: the first) of each model that may
+    have no replica to its name in jobs.
     """
 
     def __init__(self, answered: Answered, demand: AskedFor, sleeping: Mapping[str | None, str]) -> None:

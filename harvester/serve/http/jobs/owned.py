@@ -43,7 +43,7 @@ async def own_job(ledger: LedgerJobs, job_id: str, who: Identity) -> JobView:
 
 
 async def own_table(ledger: LedgerTables, name: str, who: Identity) -> pa.Table:
-    """A table of the ledger, reduced to the caller's own rows."""
+    """A table of the ledger, reduced to the rows that the caller may see. An administrator may see all, everybody those of `_OF_NOBODY`."""
     table = await ledger.table(name)
     if who.is_admin or name in _OF_NOBODY:
         return table

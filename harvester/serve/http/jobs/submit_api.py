@@ -1,4 +1,4 @@
-"""``POST /jobs``: plan a job and enter it in the ledger. On any failure or hang-up, the copy of its rows is a job's or is deleted."""
+"""``POST /jobs``: plan a job and enter it in the ledger. On any failure or hang-up, the copy of its rows belongs to a job or is deleted."""
 
 from __future__ import annotations
 

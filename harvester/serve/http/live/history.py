@@ -118,7 +118,7 @@ class History:
         return columns
 
     def _kept(self, minutes: int, now_s: float) -> dict[str, int]:
-        """How many minutes had chat, and how many of them kept the promises for both TTFT and TPOT."""
+        """How many minutes had chat, and how many of them broke neither the promise for TTFT nor that for TPOT."""
         ring = self._rings["minutes"]
         points = [point for point in map(Point.of, ring.last(int(now_s // 60), minutes)) if point is not None]
         verdicts = [[point.is_kept(kind, self._max_slowdown) for kind in ("ttft", "tpot")] for point in points]
