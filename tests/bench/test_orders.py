@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from random import Random
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
+from bench.harness.knobs import Knobs
 from bench.harness.load.arrivals import Arrival
 from bench.scenarios.catalog import SCENARIOS
+from bench.scenarios.order import one_engine
 from bench.scenarios.order.capacity import capacity_per_s
 from bench.scenarios.order.orders_sim import LENGTHS, SYSTEMS, Setting, simulate
 from bench.scenarios.order.prediction import predictors
@@ -109,3 +113,18 @@ def test_values_of_a_request_are_laid_over_its_body() -> None:
     plan = {"url": "http://x", "model": "m", "seed": 0, "vocabulary": [1, 9], "requests": []}
     own = Arrival(0.0, 4, 2, {"max_tokens": 256}).body
     assert b'"max_tokens": 256' in Player(plan, None).body(4, 2, own)  # type: ignore[arg-type]  # nothing is sent
+
+
+def test_no_order_finds_the_prompts_of_the_one_before_it_in_the_prefix_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds: list[int] = []
+
+    def stretch(*given: Any, seed: int, **named: Any) -> Any:
+        seeds.append(seed)
+        return SimpleNamespace(requests=[])
+
+    monkeypatch.setattr(one_engine, "stretch", stretch)
+    nothing: Any = None
+    engine = one_engine.OneEngine(nothing, nothing, Knobs(), seed=3)
+    for order in ("fcfs", "mlfq", "fcfs"):
+        engine.play([], 1.0, 1.0, order)
+    assert len(set(seeds)) == 3

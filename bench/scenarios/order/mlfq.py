@@ -83,7 +83,8 @@ def _together(found: Sequence[Stretch]) -> dict[str, Any]:
     every = [request for one in found for request in one.requests]
     counts = [one.summary(None) for one in found]
     means = [online_summary(one.requests)["normalized_ms"]["mean"] for one in found]
-    return online_summary(every) | {"rounds_normalized_ms": means, "preemptions": sum(count["preemptions"] for count in counts)}
+    sums = {name: sum(count[name] for count in counts) for name in ("cached_tokens", "preemptions")}
+    return online_summary(every) | {"rounds_normalized_ms": means} | sums
 
 
 def _asked(one: Arrival, order: str) -> Arrival:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 from bench.harness.compare import Load
@@ -16,15 +17,19 @@ from bench.scenarios.order.capacity import ANY_WAIT, check_none_refused
 
 @dataclass(frozen=True, slots=True)
 class OneEngine:
+    """The prompts of each load are new, so that none is in the prefix cache, where the first order would have left it for the next."""
+
     server: Harvester
     place: SystemSetup
     given: Knobs
     seed: int
+    _played: Iterator[int] = field(default_factory=count)
 
     def play(self, load: Load, seconds: float, drain_s: float, order: str = "chat") -> Stretch:
         """Chat alone, in the order that each request names (`order_args.OrderArgs`). Raises `EngineError` if one was refused."""
         window_s = min(self.given.window_s, seconds)
-        found = stretch(self.server, self.place, load, seconds, window_s, seed=self.seed, offline=False, drain_s=drain_s)
+        seed = 1000 * self.seed + next(self._played)
+        found = stretch(self.server, self.place, load, seconds, window_s, seed=seed, offline=False, drain_s=drain_s)
         check_none_refused(found, order)
         return found
 
