@@ -55,7 +55,7 @@ def test_streams_of_the_living_replica_stay_whole_when_the_other_dies_and_comes_
     assert all(whole(later))
 
 
-@pytest.mark.parametrize("role", ["gcs_server", "controller", "ledger"])
+@pytest.mark.parametrize("role", ["ledger", *(pytest.param(role, marks=pytest.mark.long) for role in ("gcs_server", "controller"))])
 def test_chat_does_not_notice_the_death_of(server: ScriptedServer, role: str) -> None:
     streams = streams_on(server, 4)
     (before,) = server.find(role)
