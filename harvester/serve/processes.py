@@ -13,7 +13,8 @@ import psutil
 
 MARK = "HARVESTER_SERVER"
 # Processes of Ray and Serve, known by a word of their command line. Not the raylet: its children would inherit the settings.
-HOUSEKEEPING = ("gcs_server", "dashboard", "log_monitor", "monitor.py", "agent", "Agent", "ServeController", "ProxyActor")
+HOUSEKEEPING = ("gcs_server", "dashboard", "log_monitor", "monitor.py", "agent", "Agent", "ServeController")
+PROXY = "ProxyActor"  # behind HAProxy a fallback that gets no request
 HOUSEKEEPING_NICENESS = 10
 INGRESS = "HAProxyManager"  # its main thread only waits for signals; the other threads start HAProxy, which would inherit
 
@@ -55,18 +56,22 @@ def stop_marked(mark: str, grace_s: float = 0.0, keep: Collection[int] = ()) -> 
     return len(found)
 
 
-def lower_housekeeping(mark: str) -> None:
-    """Keep Ray's housekeeping off the cores that a CPU engine is bound to, and at low priority on the others."""
+def lower_housekeeping(mark: str, *, is_haproxy: bool) -> None:
+    """Keep Ray's housekeeping off the cores that a CPU engine is bound to, and at low priority on the others.
+
+    ``is_haproxy``: whether HAProxy is the ingress. If not, Serve's proxies carry the chats, and keep their priority.
+    """
     if sys.platform != "linux":
         return
+    words = (*HOUSEKEEPING, PROXY) if is_haproxy else HOUSEKEEPING
     lines = {process: _line(process) for process in marked(mark)}
     own = set(psutil.Process().cpu_affinity())
     allowed = set(own)
     for process, line in lines.items():
-        if not any(word in line for word in HOUSEKEEPING):
+        if not any(word in line for word in words):
             allowed -= _bound(process, own)
     for process, line in lines.items():
-        if any(word in line for word in HOUSEKEEPING):
+        if any(word in line for word in words):
             _step_back(_threads(process), allowed, HOUSEKEEPING_NICENESS)
         elif INGRESS in line:
             _step_back([process.pid])

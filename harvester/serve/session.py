@@ -16,7 +16,7 @@ from harvester.engine.launch.models import ModelChoice
 from harvester.engine.processes.forked import end_with_parent
 from harvester.errors import HarvesterError
 from harvester.logs import write_logs
-from harvester.serve.environment import prepare_environment
+from harvester.serve.environment import prepare_environment, use_haproxy
 from harvester.serve.ingress.front import Front
 from harvester.serve.processes import lower_housekeeping
 from jobs.storage.folder import StateFolder
@@ -86,7 +86,7 @@ def _serve(
         look = partial(_look, cluster, front, told)
         cluster.deploy(stop, lambda what: told.send(("waiting", what)), look)
         if not stop.is_set():
-            lower_housekeeping(deployment.mark)
+            lower_housekeeping(deployment.mark, is_haproxy=use_haproxy(deployment.config))
             told.send(("ready", None))
         while not stop.wait(LOOK_S):
             look()

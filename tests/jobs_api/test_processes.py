@@ -45,6 +45,15 @@ def standing(process: psutil.Process) -> list[tuple[int, int]]:
     return [(os.sched_getscheduler(thread), os.getpriority(os.PRIO_PROCESS, thread)) for thread in threads]
 
 
+@pytest.mark.parametrize(("is_haproxy", "niceness"), [(True, HOUSEKEEPING_NICENESS), (False, 0)], ids=["behind HAProxy", "the ingress"])
+def test_serves_proxies_are_housekeeping_only_behind_haproxy(is_haproxy: bool, niceness: int) -> None:
+    usual = os.getpriority(os.PRIO_PROCESS, 0)
+    with process_named("ray::ProxyActor", "a1") as proxy:
+        lower_housekeeping("a1", is_haproxy=is_haproxy)
+        kind = os.SCHED_BATCH if is_haproxy else os.SCHED_OTHER
+        assert standing(proxy) == [(kind, max(usual, niceness))] * 2
+
+
 @pytest.mark.parametrize(
     ("name", "main", "others"),
     [
@@ -56,7 +65,7 @@ def standing(process: psutil.Process) -> list[tuple[int, int]]:
 def test_housekeeping_takes_no_core_from_a_step(name: str, main: tuple[int, int], others: tuple[int, int]) -> None:
     usual = os.getpriority(os.PRIO_PROCESS, 0)
     with process_named(name, "a1") as ours, process_named(name, "b2") as another:
-        lower_housekeeping("a1")
+        lower_housekeeping("a1", is_haproxy=True)
         assert standing(ours) == [(kind, max(usual, nice)) for kind, nice in (main, others)]
         assert standing(another) == [(os.SCHED_OTHER, usual)] * 2
 
@@ -67,8 +76,8 @@ def test_housekeeping_stays_off_the_cores_that_another_process_is_bound_to() -> 
         pytest.skip("needs two cores")
     with process_named("anything", "a1") as worker, process_named("ServeController", "a1") as ours:
         worker.cpu_affinity(cores[:1])
-        lower_housekeeping("a1")
-        lower_housekeeping("a1")  # processes that its first call has bound do not count as bound
+        lower_housekeeping("a1", is_haproxy=True)
+        lower_housekeeping("a1", is_haproxy=True)  # processes that its first call has bound do not count as bound
         assert ours.cpu_affinity() == cores[1:]
 
 
@@ -79,7 +88,7 @@ def test_where_the_class_may_not_be_set_the_niceness_still_is(monkeypatch: pytes
     with process_named("ServeController", "a1") as ours:
         usual = standing(ours)[0][0]
         monkeypatch.setattr(os, "sched_setscheduler", forbidden)
-        lower_housekeeping("a1")
+        lower_housekeeping("a1", is_haproxy=True)
         assert standing(ours) == [(usual, max(os.getpriority(os.PRIO_PROCESS, 0), HOUSEKEEPING_NICENESS))] * 2
 
 
