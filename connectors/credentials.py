@@ -14,7 +14,7 @@ _NAMED = re.compile(
     re.IGNORECASE,
 )
 _ADDRESS = re.compile(r"^(?!file:)[A-Za-z][A-Za-z0-9+.-]*:", re.IGNORECASE)
-_PLACE = re.compile(r"\$\{([\w-]+)\}")
+_PLACEHOLDER = re.compile(r"\$\{([\w-]+)\}")
 
 
 def masked(text: str) -> str:
@@ -40,18 +40,18 @@ def extract_credentials(uri: str, reserved: Collection[str] = ()) -> tuple[str, 
     def login(found: re.Match[str]) -> str:
         value = found["value"]
         is_user = ":" not in value and not uri.lower().startswith("http")
-        return value if is_user or _is_places(value) else keep("login", value)
+        return value if is_user or _is_placeholder(value) else keep("login", value)
 
     def named(found: re.Match[str]) -> str:
         value = found["value"]
-        return found[0] if _is_places(value) else found["name"] + found["equals"] + keep(found["name"].lower(), value)
+        return found[0] if _is_placeholder(value) else found["name"] + found["equals"] + keep(found["name"].lower(), value)
 
     return _NAMED.sub(named, _LOGIN.sub(login, uri)), values
 
 
 def placeholders(uri: str) -> list[str]:
     """Names of the secrets that an address has placeholders for; a path has none."""
-    return _PLACE.findall(uri) if _ADDRESS.match(uri) else []
+    return _PLACEHOLDER.findall(uri) if _ADDRESS.match(uri) else []
 
 
 def fill_in(uri: str, values: Mapping[str, str]) -> str:
@@ -64,7 +64,7 @@ def fill_in(uri: str, values: Mapping[str, str]) -> str:
             )
         return values[found[1]]
 
-    return _PLACE.sub(value, uri)
+    return _PLACEHOLDER.sub(value, uri)
 
 
 def without_login(uri: str) -> str:
@@ -72,10 +72,10 @@ def without_login(uri: str) -> str:
     return _LOGIN.sub("", uri).replace("://@", "://")
 
 
-def _is_places(value: str) -> bool:
+def _is_placeholder(value: str) -> bool:
     """Whether the value, or the password after a user's name, is a placeholder."""
-    return _PLACE.fullmatch(value.strip("'").rpartition(":")[2]) is not None
+    return _PLACEHOLDER.fullmatch(value.strip("'").rpartition(":")[2]) is not None
 
 
 def _mask(value: str) -> str:
-    return value if _is_places(value) else "***"
+    return value if _is_placeholder(value) else "***"
