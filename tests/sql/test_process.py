@@ -208,7 +208,8 @@ def _killed() -> dict[str, str]:
 def _server() -> psutil.Process:
     """The fork server that was started last."""
     alive = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
-    return [child for child in alive if "jobs.sql.forkserver" in child.cmdline()][-1]
+    servers = [child for child in alive if "jobs.sql.forkserver" in child.cmdline()]
+    return max(servers, key=lambda server: server.create_time())  # process ids start anew at their highest
 
 
 def _query() -> psutil.Process:
