@@ -12,13 +12,14 @@ import pytest
 
 from bench.harness.knobs import Knobs
 from bench.harness.load.arrivals import Arrival
+from bench.harness.measure.latency import Online
 from bench.scenarios.catalog import SCENARIOS
 from bench.scenarios.order import one_engine
-from bench.scenarios.order.capacity import capacity_per_s
+from bench.scenarios.order.capacity import capacity_per_s, check_sent_in_time
 from bench.scenarios.order.orders_sim import LENGTHS, SYSTEMS, Setting, simulate
 from bench.scenarios.order.prediction import predictors
 from bench.scenarios.order.served import Served, SloTimes, figures
-from harvester.errors import UsageError
+from harvester.errors import EngineError, UsageError
 
 TIMES = SloTimes(prompt_s=1.0, token_s=0.5)
 
@@ -128,3 +129,12 @@ def test_no_order_finds_the_prompts_of_the_one_before_it_in_the_prefix_cache(mon
     for order in ("fcfs", "mlfq", "fcfs"):
         engine.play([], 1.0, 1.0, order)
     assert len(set(seeds)) == 3
+
+
+def test_a_client_that_waited_for_a_core_has_measured_nothing() -> None:
+    def sent(late_s: float) -> Online:
+        return Online(at_s=1.0, sent_s=1.0 + late_s, prompt_tokens=1, tokens=(), ended=True, seen_until_s=9.0)
+
+    check_sent_in_time([sent(0.002), sent(0.09), sent(4.0)], "haproxy")
+    with pytest.raises(EngineError, match=r"haproxy: half of the requests were sent 0\.2 s late or more"):
+        check_sent_in_time([sent(0.002), sent(0.2), sent(4.0)], "haproxy")

@@ -53,7 +53,8 @@ def _server(name: str, root: Path, choice: ModelChoice) -> RawServer | ServerPro
     if name.startswith("raw"):
         arguments = engine_arguments(ServeConfig(engine=engine), choice.path, choice.name, cpu=cpu, embedded=choice.embedded)
         return RawServer(arguments, root / f"{name}.log", patient=name == PATIENT)
-    values = {"ingress": "haproxy" if name == "harvester" else "proxy", "model": choice.path, "engine": engine}
+    ingress = "haproxy" if name == "harvester" else "proxy"
+    values = {"ingress": ingress, "model": choice.path, "served_model_name": choice.name, "engine": engine}
     config = root / f"{name}.yaml"
     config.write_text(json.dumps(values))
     return ServerProcess(["-m", "harvester", "serve", "--config", str(config)], root / name)

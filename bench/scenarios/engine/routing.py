@@ -20,7 +20,7 @@ from bench.harness.measure.rounds import in_turns, ratio_of_percentiles, rounds_
 from bench.harness.measure.stretch import Stretch, stretch
 from bench.harness.options import Options
 from bench.harness.servers.systems import Harvester, SystemSetup
-from bench.scenarios.order.capacity import ANY_WAIT, capacity_per_s, check_none_refused
+from bench.scenarios.order.capacity import ANY_WAIT, capacity_per_s, check_none_refused, check_sent_in_time
 
 MOST = (1024, 256)  # longest prompt and answer, tokens
 FULL = Knobs(seconds=60.0, slots=8, step_tokens=1024, drain_s=120.0)
@@ -76,6 +76,7 @@ def _measure(place: SystemSetup, given: Knobs, name: str, number: int, loads: Se
         ]
     for one in found:
         check_none_refused(one, name)
+        check_sent_in_time(one.requests, name)
     return found
 
 

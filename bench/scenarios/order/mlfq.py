@@ -29,7 +29,7 @@ MOST = (2048, 256)
 # An order shows in the slowest requests: they are waited for.
 FULL = Knobs(seconds=30.0, slots=4, rate=1.0, step_tokens=1024, drain_s=180.0)
 QUICK = Knobs(seconds=12.0, slots=4, rate=1.0, step_tokens=1024, window_s=4.0, drain_s=30.0)
-PARTS, QUICK_PARTS = (0.5, 0.8, 1.1, 1.4), (1.1,)  # of what the machine serves, times the knob `rate`
+PARTS, QUICK_PARTS = (0.5, 0.8, 1.1, 1.4, 1.8), (1.1,)  # of what the machine serves, times the knob `rate`
 AT_ONCE, QUICK_AT_ONCE = 60, 24  # requests that measure the capacity
 ORDERS = {"fcfs": "fcfs", "naive_mlfq": "naive_mlfq", "fixed_priority": "fixed", "skip_join_mlfq": "mlfq"}  # `schedule.online_order`
 OURS = "skip_join_mlfq"
