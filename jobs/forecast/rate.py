@@ -12,7 +12,7 @@ SPANS = 90
 
 
 class Rate:
-    """Cumulative rows and tokens sampled over time. Samples come from heartbeats and commits, about one a second."""
+    """Cumulative rows and tokens sampled over time: at each commit, and about once a second by each replica at work on the job."""
 
     def __init__(self) -> None:
         self._samples: deque[tuple[float, int, int]] = deque()

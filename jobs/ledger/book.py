@@ -33,6 +33,7 @@ class JobBook:
         self.store = open_store(place)
         self.run = self.store.run
         self.jobs: dict[str, JobRecord] = {}
+        self.active: dict[str, JobRecord] = {}  # those of `jobs` in a state of `ACTIVE`: ended ones are kept for ever
         self.leases = ActiveLeases()
         self.counts = LedgerCounts()
         self.pending: dict[str, None] = {}  # jobs with a slice to lease
@@ -41,7 +42,7 @@ class JobBook:
         is_here = not isinstance(place, Path) and results_root.is_dir()  # a ledger in a database may be on a node without the folder
         self.keeps_jobs = is_here or (isinstance(place, Path) and not is_in_memory(place))
         with closed_on_error(self.store):
-            self.forecast = JobForecast(self.store, deadlines, now_s)
+            self.forecast = JobForecast(self.store, self.leases, deadlines, now_s)
             self.usage = UsageLog(self.store, now_s)
             for row in self.store.rows("job_rows"):
                 self.enter(row)
@@ -76,7 +77,7 @@ class JobBook:
     def view(self, record: JobRecord) -> JobView:
         results = self.results_root / record.spec.id / "results"
         where = str(results) if self.mirror is None else self.mirror.address(results)
-        return self.forecast.view(record, self.leases.of(record.spec.id), where)
+        return self.forecast.view(record, where)
 
     def drop_deadline(self, record: JobRecord, now_s: float) -> str | None:
         """Remove a passed deadline from a job that is to go on: it would expire at once. Returns a note for the job's message, or None."""
@@ -104,6 +105,7 @@ class JobBook:
     def forget(self, record: JobRecord) -> None:
         """Remove a job from memory, after the store has deleted it and its slices."""
         del self.jobs[record.spec.id]
+        self.active.pop(record.spec.id, None)
         self._dated.discard(record.spec.id)
         self._unsettled.pop(record.spec.id, None)
         self.pending.pop(record.spec.id, None)
@@ -111,6 +113,10 @@ class JobBook:
     def took(self, record: JobRecord, values: dict[str, Any]) -> None:
         """Update the job in memory with ``values`` that the store has written to its row."""
         record.take(values)
+        if record.state in ACTIVE:
+            self.active[record.spec.id] = record
+        else:
+            self.active.pop(record.spec.id, None)
         if record.spec.deadline_at_s is None or record.state in ENDED:
             self._dated.discard(record.spec.id)
         else:
@@ -167,9 +173,8 @@ class JobBook:
 
     def so_far(self, record: JobRecord) -> tuple[int, int]:
         """Rows done, and those of them that failed, whether published or not."""
-        leases = self.leases.of(record.spec.id)
-        rows, errors = sum(lease.rows_running for lease in leases), sum(lease.errors_running for lease in leases)
-        return record.rows_done + rows, record.row["rows_error"] + errors
+        running = self.leases.running(record.spec.id)
+        return record.rows_done + running.rows, record.row["rows_error"] + running.errors
 
     def stop_failing(self, record: JobRecord, now_s: float) -> None:
         """Fail a job if too many of its rows failed since it was last resumed."""
@@ -211,6 +216,8 @@ class JobBook:
 
     def check(self) -> None:
         """Invariants, for tests: counts add up, leases in force and leased slices are the same set, states fit."""
+        self.leases.check()
+        assert self.active == {job_id: record for job_id, record in self.jobs.items() if record.state in ACTIVE}
         for record in self.jobs.values():
             (sums,) = self.run("slice_sums", [record.spec.id])
             assert list(sums) == [record.row[name] for name in COUNTS], (sums, record.row)

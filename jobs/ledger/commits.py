@@ -53,7 +53,7 @@ class Commits:
                 book.forecast.committed(record, stats, now_s)
             del book.leases[lease_id]
         record.error_example = stats.error_example or record.error_example
-        book.forecast.sample(record, book.leases.of(job_id), now_s)
+        book.forecast.sample(record, now_s)
         book.settle(record, now_s)
         book.stop_failing(record, now_s)
         return lease is not None

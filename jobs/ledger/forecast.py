@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from jobs.config import DeadlineConfig
@@ -11,7 +11,7 @@ from jobs.forecast.deadline import DeadlineView, decide, explain
 from jobs.forecast.finish import Finish, Left, Span, finish
 from jobs.hint import SchedulingHint
 from jobs.ledger.history import HarvestedLog, HarvestLog, LengthBook, bands
-from jobs.ledger.record import ActiveLease, JobRecord
+from jobs.ledger.record import ActiveLeases, JobRecord
 from jobs.ledger.store.contract import Store
 from jobs.spec import JobView, LengthBand, PartStats
 from jobs.states import ACTIVE, ENDED
@@ -26,7 +26,8 @@ NEAR_S = 60.0  # with so near a deadline the decision does not wait until the jo
 class JobForecast:
     """Used by the one thread of the ledger."""
 
-    def __init__(self, store: Store, config: DeadlineConfig, now_s: float) -> None:
+    def __init__(self, store: Store, leases: ActiveLeases, config: DeadlineConfig, now_s: float) -> None:
+        self._leases = leases
         self._config = config
         self._harvest = HarvestLog(store, now_s)
         self._harvested = HarvestedLog(store)
@@ -37,11 +38,11 @@ class JobForecast:
         self._is_new = False
         self._written_at_s = float("-inf")
 
-    def sample(self, record: JobRecord, leases: list[ActiveLease], now_s: float) -> None:
+    def sample(self, record: JobRecord, now_s: float) -> None:
         """Record how far a job is, after a heartbeat or a commit."""
         self._now_s = now_s
-        rows = record.rows_done + sum(lease.rows_running for lease in leases)
-        record.rate.add(now_s, rows, record.tokens_done + sum(lease.tokens_done for lease in leases))
+        running = self._leases.running(record.spec.id)
+        record.rate.add(now_s, record.rows_done + running.rows, record.tokens_done + running.tokens)
         self._harvest.mark(record.spec.model, now_s, busy=True)
 
     def idle(self, now_s: float) -> None:
@@ -78,9 +79,9 @@ class JobForecast:
         """Whether something was learnt that is not written."""
         return self._is_new
 
-    def finish(self, record: JobRecord, rows_running: int) -> Finish | None:
+    def finish(self, record: JobRecord) -> Finish | None:
         """Expected finish of an active job; None for any other, and where no rate is known."""
-        rows_left = max(0, record.spec.rows_total - record.rows_done - rows_running)
+        rows_left = max(0, record.spec.rows_total - record.rows_done - self._leases.running(record.spec.id).rows)
         left = self._left(record, rows_left)
         if record.state not in ACTIVE or left is None:
             return None
@@ -106,10 +107,9 @@ class JobForecast:
             self._history[model] = self._harvest.spans(model, self._now_s)
         return self._history[model]
 
-    def hints(self, records: Iterable[JobRecord], now_s: float) -> dict[str, SchedulingHint]:
+    def hints(self, active: Collection[JobRecord], now_s: float) -> dict[str, SchedulingHint]:
         """The scheduling hint of each active job; decides again on those that are due."""
         self._now_s = now_s
-        active = [record for record in records if record.state in ACTIVE]
         for record in active:
             is_due = record.decided_at_s is None or now_s - record.decided_at_s >= DECIDE_S
             if record.spec.deadline_at_s is not None and is_due:
@@ -123,7 +123,7 @@ class JobForecast:
 
     def _decide(self, record: JobRecord, deadline_at_s: float, now_s: float, *, others: bool) -> None:
         waits_on = not record.rate.settled and bool(record.rate.spans) and deadline_at_s - now_s > NEAR_S
-        expected = None if waits_on else self.finish(record, record.rows_running)
+        expected = None if waits_on else self.finish(record)
         view = DeadlineView(now_s, deadline_at_s, None if expected is None else expected.high_s, record.hint, others)
         hint = decide(view, self._config)
         if hint != record.hint:
@@ -137,8 +137,7 @@ class JobForecast:
     def lengths(self, record: JobRecord) -> tuple[LengthBand, ...]:
         return bands(self._lengths.of(record.spec), record.spec.task.most_tokens)
 
-    def view(self, record: JobRecord, leases: list[ActiveLease], results: str) -> JobView:
+    def view(self, record: JobRecord, results: str) -> JobView:
         """How a job stands."""
-        record.rows_running = sum(lease.rows_running for lease in leases)
-        expected = None if record.state in ENDED else self.finish(record, record.rows_running)
-        return record.view(record.rows_running, results, expected, self.lengths(record))
+        expected = None if record.state in ENDED else self.finish(record)
+        return record.view(self._leases.running(record.spec.id).rows, results, expected, self.lengths(record))

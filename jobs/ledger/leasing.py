@@ -84,15 +84,17 @@ class Leasing:
         book = self._book
         self._refusals.saw(holder, now_s)
         drop: list[str] = []
+        at_work: dict[str, JobRecord] = {}
         for item in progress:
             lease = book.leases.get(item.lease_id)
-            if lease is None or lease.holder != holder or book.jobs[lease.job_id].state not in ACTIVE:
+            if lease is None or lease.holder != holder or lease.job_id not in book.active:
                 drop.append(item.lease_id)
                 continue
-            lease.renew(item, now_s + self._lease_s)
-            record = book.jobs[lease.job_id]
+            book.leases.renew(item, now_s + self._lease_s)
+            record = at_work[lease.job_id] = book.active[lease.job_id]
             record.error_example = item.error or record.error_example
-            book.forecast.sample(record, book.leases.of(lease.job_id), now_s)
+        for record in at_work.values():
+            book.forecast.sample(record, now_s)
             book.stop_failing(record, now_s)
         self.expire(now_s)
         return drop

@@ -186,7 +186,7 @@ class Ledger:
 
     def hints(self, now_s: float) -> dict[str, SchedulingHint]:
         """The scheduling hint of each active job: its weight, and the boost and share for its deadline."""
-        return self._book.forecast.hints(self._book.jobs.values(), now_s)
+        return self._book.forecast.hints(self._book.active.values(), now_s)
 
     def demand(self, model: str, now_s: float) -> Demand:
         """What the active jobs of ``model`` ask for."""

@@ -6,7 +6,7 @@ import heapq
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from jobs.forecast.finish import Finish
 from jobs.forecast.rate import Rate
@@ -17,6 +17,14 @@ from jobs.states import ACTIVE, ENDED, JobState
 REFUSED_S = 60.0
 NO_COUNTS = (0,) * len(COUNTS)
 _OK, _ERROR = COUNTS.index("rows_ok"), COUNTS.index("rows_error")
+
+
+class Running(NamedTuple):
+    """Progress of leases. ``rows``, and the ``errors`` among them, are in no part yet; ``tokens`` are since the leases were granted."""
+
+    rows: int = 0
+    errors: int = 0
+    tokens: int = 0
 
 
 @dataclass(slots=True)
@@ -39,21 +47,9 @@ class ActiveLease:
     is_part_doubtful: bool = False  # an earlier holder wrote its part late: see `jobs.ledger.commits`
 
     @property
-    def rows_kept(self) -> int:
-        return self.kept[_OK] + self.kept[_ERROR]
-
-    @property
-    def errors_kept(self) -> int:
-        return self.kept[_ERROR]
-
-    @property
-    def rows_running(self) -> int:
-        """Rows done that are in no part yet."""
-        return max(0, self.rows_done - self.rows_kept)
-
-    @property
-    def errors_running(self) -> int:
-        return max(0, self.rows_error - self.errors_kept)
+    def running(self) -> Running:
+        ok, errors = self.kept[_OK], self.kept[_ERROR]
+        return Running(max(0, self.rows_done - ok - errors), max(0, self.rows_error - errors), self.tokens_done)
 
     def first_of(self, attempt: int) -> Self:
         """Set `may_split` and return self: only the first lease of a slice in its first generation may be split."""
@@ -67,28 +63,41 @@ class ActiveLease:
 
 
 class ActiveLeases(dict[str, ActiveLease]):
-    """Leases by id, indexed by job and by expiry. Change it by item assignment, ``del`` and ``discard`` only."""
+    """Leases by id, indexed by job and by expiry. Change it by assignment of a new id, ``del``, ``discard`` and ``renew`` only."""
 
     def __init__(self) -> None:
         super().__init__()
         self._by_job: dict[str, dict[str, ActiveLease]] = {}
+        self._running: dict[str, Running] = {}  # by job, over its leases: a heartbeat must not cost a sum over them
         self._ends: list[tuple[float, str]] = []  # a heap with one entry a lease, at its end or before it
 
     def __setitem__(self, lease_id: str, lease: ActiveLease) -> None:
         super().__setitem__(lease_id, lease)
         self._by_job.setdefault(lease.job_id, {})[lease_id] = lease
+        self._changed(lease.job_id, Running(), lease.running)
         heapq.heappush(self._ends, (lease.expires_at_s, lease_id))
 
     def __delitem__(self, lease_id: str) -> None:
-        job_id = self[lease_id].job_id
+        lease = self[lease_id]
         super().__delitem__(lease_id)
-        del self._by_job[job_id][lease_id]
-        if not self._by_job[job_id]:
-            del self._by_job[job_id]
+        del self._by_job[lease.job_id][lease_id]
+        self._changed(lease.job_id, lease.running, Running())
+        if not self._by_job[lease.job_id]:
+            del self._by_job[lease.job_id], self._running[lease.job_id]
 
     def discard(self, lease_id: str) -> None:
         if lease_id in self:
             del self[lease_id]
+
+    def renew(self, item: LeaseProgress, expires_at_s: float) -> None:
+        lease = self[item.lease_id]
+        before = lease.running
+        lease.renew(item, expires_at_s)
+        self._changed(lease.job_id, before, lease.running)
+
+    def running(self, job_id: str) -> Running:
+        """Progress of the job's leases, added up."""
+        return self._running.get(job_id, Running())
 
     def of(self, job_id: str) -> list[ActiveLease]:
         return list(self._by_job.get(job_id, {}).values())
@@ -120,6 +129,17 @@ class ActiveLeases(dict[str, ActiveLease]):
             lease.expires_at_s += by_s
             lease.leased_at_s += by_s
         self._ends = sorted((lease.expires_at_s, lease_id) for lease_id, lease in self.items())
+
+    def check(self) -> None:
+        """Invariants, for tests: a job's progress is the sum over its leases."""
+        assert self._running.keys() == self._by_job.keys()
+        for job_id, held in self._by_job.items():
+            parts = [lease.running for lease in held.values()]
+            sums = Running(sum(one.rows for one in parts), sum(one.errors for one in parts), sum(one.tokens for one in parts))
+            assert self._running[job_id] == sums
+
+    def _changed(self, job_id: str, before: Running, after: Running) -> None:
+        self._running[job_id] = Running(*(total - b + a for total, b, a in zip(self.running(job_id), before, after, strict=True)))
 
 
 @dataclass(slots=True)
@@ -192,7 +212,6 @@ class JobRecord:
     open_slices: int = 0  # that are not done
     granted: int = 0  # number of its last lease, counted over all jobs
     error_example: str | None = None  # how a row of it failed last
-    rows_running: int = 0  # rows done in slices that are leased, when it was last looked at
     standing: str | None = None
     decided_at_s: float | None = None  # when the hint was last thought over; None: not yet
 

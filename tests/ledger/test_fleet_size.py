@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from jobs.ledger.ledger import Ledger
 from jobs.ledger.record import ActiveLease, ActiveLeases, JobRecord
 from jobs.ledger.store.place import PostgresPlace
-from jobs.spec import PartStats
+from jobs.spec import LeaseProgress, PartStats
 from jobs.testing import scripted_plan
 
 MODEL = "scripted"
@@ -122,6 +123,48 @@ def test_a_lease_looks_at_no_job_without_work(ledger: Ledger, monkeypatch: pytes
     monkeypatch.setattr(JobRecord, "is_over", lambda record, now_s: looked.append(record.spec.id))
     assert ledger.lease("b", MODEL, 1.0) is None
     assert looked == []
+
+
+def looked_at(kind: type, name: str, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Field ``name`` of each object of the class, whenever a field of it is read from now on."""
+    looked: list[Any] = []
+
+    def read(one: object, field: str) -> Any:
+        looked.append(object.__getattribute__(one, name))
+        return object.__getattribute__(one, field)
+
+    monkeypatch.setattr(kind, "__getattribute__", read)
+    return looked
+
+
+def test_a_heartbeat_looks_at_the_leases_that_it_renews_and_judges_their_job_once(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger.submit(scripted_plan("docs-1", 200, 1), new=True)
+    leases = [ledger.lease("a" if number < 3 else "b", MODEL, 1.0) for number in range(200)]
+    progress = [LeaseProgress(lease_id=lease.lease_id, rows_done=1, tokens_done=9) for lease in leases[:3] if lease]
+    judged: list[str] = []
+    monkeypatch.setattr(ledger._book, "stop_failing", lambda record, now_s: judged.append(record.spec.id))
+    with monkeypatch.context() as watched:
+        looked = looked_at(ActiveLease, "slice_id", watched)
+        assert ledger.heartbeat("a", progress, 2.0) == []
+    assert set(looked) == {0, 1, 2}
+    assert judged == ["docs-1"]
+    assert ledger.show("docs-1").rows_running == 3
+    ledger.check()
+
+
+@pytest.mark.parametrize("call", ["hints", "demand"])
+def test_what_a_replica_asks_each_second_looks_at_no_job_that_has_ended(
+    ledger: Ledger, call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(1000):
+        ledger.cancel(ledger.submit(scripted_plan(f"ended-{number}", 1, 1), new=True)[0].id, 1.0)
+    ledger.submit(scripted_plan("docs-1", 4, 1), new=True)
+    arguments = {"hints": (), "demand": (MODEL,)}[call]
+    with monkeypatch.context() as watched:
+        looked = looked_at(JobRecord, "spec", watched)
+        assert getattr(ledger, call)(*arguments, 1.0)
+    assert {spec.id for spec in looked} == {"docs-1"}
+    ledger.check()
 
 
 def test_leases_are_found_by_job_and_by_end() -> None:
