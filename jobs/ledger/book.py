@@ -36,7 +36,7 @@ class JobBook:
         self.active: dict[str, JobRecord] = {}  # those of `jobs` in a state of `ACTIVE`: ended ones are kept for ever
         self.leases = ActiveLeases()
         self.counts = LedgerCounts()
-        self.pending: dict[str, None] = {}  # jobs with a slice to lease
+        self.pending: dict[str, None] = {}  # active jobs with a slice to lease
         self._dated: set[str] = set()  # jobs with a deadline that have not ended
         self._unsettled: dict[str, None] = {}  # jobs in `settle`; those that stay here could not be written
         is_here = not isinstance(place, Path) and results_root.is_dir()  # a ledger in a database may be on a node without the folder
@@ -117,6 +117,7 @@ class JobBook:
             self.active[record.spec.id] = record
         else:
             self.active.pop(record.spec.id, None)
+        self.update_pending(record)
         if record.spec.deadline_at_s is None or record.state in ENDED:
             self._dated.discard(record.spec.id)
         else:
@@ -194,8 +195,16 @@ class JobBook:
 
     # -- leases -------------------------------------------------------------------------------------------------------------------
 
-    def has_pending(self, job_id: str) -> bool:
-        return self.jobs[job_id].open_slices > self.leases.count(job_id)
+    def has_pending(self, record: JobRecord) -> bool:
+        """Whether a slice of the job can be leased now."""
+        return record.state in ACTIVE and record.open_slices > self.leases.count(record.spec.id)
+
+    def update_pending(self, record: JobRecord) -> None:
+        """Call when the job's state, its open slices or its leases have changed."""
+        if self.has_pending(record):
+            self.pending[record.spec.id] = None
+        else:
+            self.pending.pop(record.spec.id, None)
 
     def free(self, lease_ids: Sequence[str], now_s: float) -> None:
         """End leases whose slices are not done."""
@@ -209,7 +218,8 @@ class JobBook:
         job_ids = dict.fromkeys(self.leases[lease_id].job_id for lease_id in lease_ids)
         for lease_id in lease_ids:
             del self.leases[lease_id]
-        self.pending |= job_ids
+        for job_id in job_ids:
+            self.update_pending(self.jobs[job_id])
         self._unsettled |= job_ids
         for job_id in job_ids:
             self.settle(self.jobs[job_id], now_s)
@@ -223,7 +233,7 @@ class JobBook:
             assert list(sums) == [record.row[name] for name in COUNTS], (sums, record.row)
             ((open_slices,),) = self.run("open_slices", [record.spec.id])
             assert open_slices == record.open_slices
-            assert self.has_pending(record.spec.id) == (record.spec.id in self.pending)
+            assert self.has_pending(record) == (record.spec.id in self.pending)
             if record.state is JobState.COMPLETED:
                 assert open_slices == 0
                 assert record.row["rows_ok"] + record.row["rows_error"] == record.spec.rows_total

@@ -115,7 +115,7 @@ class Commits:
         book.took(record, values)
         record.add(less)
         record.open_slices += 1
-        book.pending[job_id] = None
+        book.update_pending(record)
 
 
 def _counts_of(stats: PartStats) -> tuple[int, ...]:

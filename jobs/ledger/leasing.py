@@ -29,8 +29,8 @@ class Leasing:
         for job_id, slice_id, lease_id, holder, generation, row_count, attempt, *kept in book.run("leased_slices"):
             lease = ActiveLease(job_id, slice_id, holder, now_s + lease_s, generation, tuple(kept), row_count=row_count, leased_at_s=now_s)
             book.leases[lease_id] = lease.first_of(attempt)
-        book.pending = dict.fromkeys(job_id for job_id in book.jobs if book.has_pending(job_id))
         for record in book.jobs.values():
+            book.update_pending(record)
             book.settle(record, now_s)
 
     def lease(self, holder: str, model: str, now_s: float) -> Lease | None:
@@ -43,7 +43,7 @@ class Leasing:
             if not refused:  # else the split rows might be of a job that it cannot read
                 self._stealing.want(holder, model, now_s)
             return None
-        others = (one for one in self._book.jobs.values() if one.serves(model))
+        others = (one for one in self._book.active.values() if one.serves(model))
         return self._grant(first, holder, now_s, tokens_per_row(first, others))
 
     def _grant(self, record: JobRecord, holder: str, now_s: float, row_tokens: float) -> Lease:
@@ -59,8 +59,7 @@ class Leasing:
         book.took(record, begun)
         lease = ActiveLease(job_id, slice_id, holder, expires_at_s, generation, tuple(kept), row_count=row_count, leased_at_s=now_s)
         book.leases[lease_id] = lease.first_of(attempt)
-        if not book.has_pending(job_id):
-            book.pending.pop(job_id, None)
+        book.update_pending(record)
         self._pass = max(self._pass, record.turn)
         record.turn = self._pass + row_count * row_tokens / record.hint.total_weight
         record.granted = next(self._turns)

@@ -84,8 +84,9 @@ class Ledger:
             write_job(book.results_root, plan, book.mirror)
         with book.store.transaction():
             insert_job(book.store, plan)
-        book.enter(book.store.rows("job_row", [spec.id])[0]).open_slices = len(plan.slices)
-        book.pending[spec.id] = None
+        record = book.enter(book.store.rows("job_row", [spec.id])[0])
+        record.open_slices = len(plan.slices)
+        book.update_pending(record)
         return self.show(spec.id), True
 
     def cancel(self, job_id: str, now_s: float) -> JobView:
@@ -125,7 +126,7 @@ class Ledger:
             values = book.write_state(record, JobState.QUEUED, now_s, note)
         book.took(record, {**values, "generation": generation})
         ((record.open_slices,),) = book.run("open_slices", [record.spec.id])
-        book.pending[record.spec.id] = None
+        book.update_pending(record)
         return book.view(record)
 
     def adjust(self, job_id: str, change: JobChange) -> JobView:

@@ -39,7 +39,7 @@ class Stealing:
         self._cut(lease, keep_rows)
         record = book.jobs[lease.job_id]
         record.open_slices += 1
-        book.pending[lease.job_id] = None
+        book.update_pending(record)
         book.counts.add(record.spec.model, LedgerCount.SPLIT)
         return True
 

@@ -152,14 +152,12 @@ def test_a_heartbeat_looks_at_the_leases_that_it_renews_and_judges_their_job_onc
     ledger.check()
 
 
-@pytest.mark.parametrize("call", ["hints", "demand"])
-def test_what_a_replica_asks_each_second_looks_at_no_job_that_has_ended(
-    ledger: Ledger, call: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("call", ["hints", "demand", "lease"])
+def test_what_a_replica_asks_each_second_looks_at_no_job_that_has_ended(ledger: Ledger, call: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(1000):
         ledger.cancel(ledger.submit(scripted_plan(f"ended-{number}", 1, 1), new=True)[0].id, 1.0)
     ledger.submit(scripted_plan("docs-1", 4, 1), new=True)
-    arguments = {"hints": (), "demand": (MODEL,)}[call]
+    arguments = {"hints": (), "demand": (MODEL,), "lease": ("a", MODEL)}[call]
     with monkeypatch.context() as watched:
         looked = looked_at(JobRecord, "spec", watched)
         assert getattr(ledger, call)(*arguments, 1.0)

@@ -407,6 +407,19 @@ def test_a_part_of_the_generation_before_a_retry_does_not_count(desk: Desk) -> N
     assert (desk.ledger.show("docs-1").rows_ok, desk.ledger.show("docs-1").rows_error) == (4, 0)
 
 
+def test_retry_of_a_job_whose_open_slices_are_all_leased_has_nothing_to_lease(desk: Desk) -> None:
+    desk.submit("docs-1", 8)
+    desk.ledger.keep(desk.leased("a").lease_id, PartStats(rows_error=1), desk.clock())
+    held = [desk.leased("b"), desk.leased("b")]
+    _failed(desk)
+    assert desk.ledger.retry("docs-1", desk.clock()).state is JobState.QUEUED
+    assert desk.lease("c") is None
+    desk.ledger.check()
+    for lease in held:
+        assert desk.commit(lease)
+    assert desk.state() is JobState.COMPLETED
+
+
 # -- leases -------------------------------------------------------------------------------------------------------------------------
 
 

@@ -203,12 +203,13 @@ class LedgerMachine(RuleBasedStateMachine):
         lease = data.draw(st.sampled_from([lease for lease in self.hands[holder] if lease.generation == 0]))
         self.hands[holder].remove(lease)
         rows = data.draw(st.integers(0, lease.slice.row_count))
+        errors = data.draw(st.integers(0, rows))
         held = lease.lease_id in self.terms
         assert self.ledger.holds(lease.lease_id) == held
-        self.ledger.keep(lease.lease_id, PartStats(rows_ok=rows), self.now_s)
+        self.ledger.keep(lease.lease_id, PartStats(rows_ok=rows - errors, rows_error=errors), self.now_s)
         if held:
             part = self.jobs[lease.job.id].slices[lease.slice.slice_id]
-            part.ok, part.errors = rows, 0
+            part.ok, part.errors = rows - errors, errors
         self._end(lease.lease_id)
         self.past.append(lease)
 
