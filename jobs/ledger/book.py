@@ -15,7 +15,7 @@ from jobs.ledger.jobfile import write_missing_jobs
 from jobs.ledger.record import ActiveLeases, JobRecord
 from jobs.ledger.store.contract import closed_on_error, is_in_memory
 from jobs.ledger.store.place import Place, open_store
-from jobs.spec import COUNTS, JobView
+from jobs.spec import COUNTS, JobSpec, JobView
 from jobs.states import ACTIVE, ENDED, JobState, check_transition
 
 if TYPE_CHECKING:
@@ -79,22 +79,17 @@ class JobBook:
         where = str(results) if self.mirror is None else self.mirror.address(results)
         return self.forecast.view(record, where)
 
-    def drop_deadline(self, record: JobRecord, now_s: float) -> str | None:
-        """Remove a passed deadline from a job that is to go on: it would expire at once. Returns a note for the job's message, or None."""
-        if record.spec.deadline_at_s is None or record.spec.deadline_at_s > now_s:
-            return None
-        self.rewrite(record, {"deadline_at_s": None})
-        return f"its deadline had passed, so it goes on without one; give one with: harvester resume {record.spec.id} --deadline 6h"
-
     def rewrite(self, record: JobRecord, changes: dict[str, object]) -> None:
         """Change fields of the job's spec, in the store and in memory."""
         spec = record.spec.model_copy(update=changes)
         if spec != record.spec:
-            text = spec.model_dump_json()
-            self.run("set_spec", [text, spec.id])
-            record.spec = spec
-            self.took(record, {"spec": text})
+            self.took(record, self._write_spec(spec))
             self.forecast.calm(record)
+
+    def _write_spec(self, spec: JobSpec) -> dict[str, Any]:
+        text = spec.model_dump_json()
+        self.run("set_spec", [text, spec.id])
+        return {"spec": text}
 
     def enter(self, row: dict[str, Any]) -> JobRecord:
         """Add a job, given its row in the store."""
@@ -145,6 +140,18 @@ class JobBook:
             self.forecast.calm(record)
         return values
 
+    def write_queued(self, record: JobRecord, now_s: float) -> dict[str, Any]:
+        """`write_state` for a job that goes on: its rows so far are not judged again, and a passed deadline is removed."""
+        spec = record.spec
+        is_late = spec.deadline_at_s is not None and spec.deadline_at_s <= now_s  # it would expire at once
+        note = f"its deadline had passed, so it goes on without one; give one with: harvester resume {spec.id} --deadline 6h"
+        values = self.write_state(record, JobState.QUEUED, now_s, note if is_late else None)
+        if is_late:
+            values |= self._write_spec(spec.model_copy(update={"deadline_at_s": None}))
+        rows, errors = self.so_far(record)
+        self.run("set_judged", [rows, errors, spec.id])
+        return {**values, "rows_judged": rows, "errors_judged": errors}
+
     def fail(self, record: JobRecord, message: str, now_s: float) -> None:
         """Fail a job that cannot go on, unless it has ended."""
         if record.state not in ENDED:
@@ -178,7 +185,7 @@ class JobBook:
         return record.rows_done + running.rows, record.row["rows_error"] + running.errors
 
     def stop_failing(self, record: JobRecord, now_s: float) -> None:
-        """Fail a job if too many of its rows failed since it was last resumed."""
+        """Fail a job if too many of its rows failed since it was last resumed or retried."""
         rows, errors = self.so_far(record)
         new_rows, new_errors = rows - record.row["rows_judged"], errors - record.row["errors_judged"]
         max_share = record.spec.max_error_rate

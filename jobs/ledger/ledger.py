@@ -104,10 +104,10 @@ class Ledger:
         record = book.record(job_id)
         if record.state is JobState.COMPLETED:
             raise StateError(f"job {record.spec.id} is completed: nothing is left to do; retry its failed rows with: harvester retry")
-        rows, errors = book.so_far(record)
-        book.run("set_judged", [rows, errors, record.spec.id])
-        book.took(record, {"rows_judged": rows, "errors_judged": errors})
-        book.change(record, JobState.QUEUED, now_s, book.drop_deadline(record, now_s))
+        if record.state is not JobState.QUEUED:
+            with book.store.transaction():
+                values = book.write_queued(record, now_s)
+            book.took(record, values)
         book.settle(record, now_s)
         return book.view(record)
 
@@ -119,11 +119,11 @@ class Ledger:
             raise StateError(f"job {record.spec.id} is {record.state}; failed rows can be retried once it has ended")
         if record.row["rows_error"] == 0:
             raise StateError(f"job {record.spec.id} has no failed rows to retry")
-        generation, note = record.row["generation"] + 1, book.drop_deadline(record, now_s)
+        generation = record.row["generation"] + 1
         with book.store.transaction():
             book.run("retry_slices", [generation, record.spec.id])
             book.run("set_generation", [generation, record.spec.id])
-            values = book.write_state(record, JobState.QUEUED, now_s, note)
+            values = book.write_queued(record, now_s)
         book.took(record, {**values, "generation": generation})
         ((record.open_slices,),) = book.run("open_slices", [record.spec.id])
         book.update_pending(record)

@@ -221,9 +221,11 @@ class JobRecord:
         return cls(row, spec, spec.hint(), JobState(row["state"]))
 
     def take(self, values: Mapping[str, Any]) -> None:
-        """Update the row with values that the store has written."""
+        """Update the row with values that the store has written, and what is read from it."""
         self.row.update(values)
         self.state = JobState(self.row["state"])
+        if "spec" in values:
+            self.spec = JobSpec.model_validate_json(values["spec"])
 
     def add(self, counts: Iterable[int]) -> None:
         """Add to the counts of its row, in the order of `COUNTS`."""

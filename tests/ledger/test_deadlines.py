@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from jobs.config import DeadlineConfig
+from jobs.errors import StateError
 from jobs.forecast.lengths import MIN_ROWS, bucket_of, bucket_tokens
 from jobs.hint import Demand, SchedulingHint
 from jobs.ledger.history import recent_spans
@@ -140,6 +141,15 @@ def test_an_expired_job_resumes_without_a_deadline_or_with_a_new_one(ledger: Led
     assert ledger.resume(two, NOW_S + 70).deadline_at_s == NOW_S + 500
     ledger.expire(NOW_S + 500)
     assert [ledger.show(job).state for job in (one, two)] == [JobState.QUEUED, JobState.EXPIRED]
+
+
+def test_a_refused_resume_leaves_a_running_job_its_deadline(ledger: Ledger) -> None:
+    job_id = enter(ledger, "docs", deadline_at_s=NOW_S + 60)
+    work(ledger, NOW_S)
+    with pytest.raises(StateError, match="docs is running and cannot become queued"):
+        ledger.resume(job_id, NOW_S + 60)
+    ledger.expire(NOW_S + 60)
+    assert ledger.show(job_id).state is JobState.EXPIRED
 
 
 def test_what_is_shown_now_is_the_active_jobs_the_newest_ended_ones_and_counts_of_all(ledger: Ledger) -> None:

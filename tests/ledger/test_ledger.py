@@ -14,7 +14,7 @@ from jobs.ledger.ledger import Ledger
 from jobs.ledger.record import REFUSED_S
 from jobs.ledger.store.place import Place, PostgresPlace
 from jobs.ledger.store.sqlite import SqliteStore
-from jobs.spec import JobView, Lease, LeaseProgress, PartStats
+from jobs.spec import JobChange, JobView, Lease, LeaseProgress, PartStats
 from jobs.states import JobState
 from jobs.testing import ManualClock, scripted_plan
 
@@ -343,6 +343,33 @@ def test_a_completed_job_cannot_be_changed(desk: Desk, verb: str) -> None:
         getattr(desk.ledger, verb)("docs-1", desk.clock())
 
 
+def fail_rows(desk: Desk, slices: int) -> None:
+    for _ in range(slices):
+        lease = desk.leased()
+        desk.commit(lease, errors=lease.slice.row_count)
+
+
+def test_a_refused_resume_does_not_restart_the_judgement_of_a_running_job(desk: Desk) -> None:
+    desk.submit("docs-1", 400)
+    desk.ledger.adjust("docs-1", JobChange(max_error_rate=0.5))
+    fail_rows(desk, 15)
+    with pytest.raises(StateError, match="docs-1 is running and cannot become queued"):
+        desk.ledger.resume("docs-1", desk.clock())
+    fail_rows(desk, 10)
+    assert desk.state() is JobState.FAILED
+
+
+@pytest.mark.parametrize("verb", ["resume", "retry"])
+def test_a_stopped_job_that_goes_on_is_judged_by_the_rows_from_then_on(desk: Desk, verb: str) -> None:
+    desk.submit("docs-1", 400)
+    desk.ledger.adjust("docs-1", JobChange(max_error_rate=0.5))
+    fail_rows(desk, 25)
+    assert desk.state() is JobState.FAILED
+    getattr(desk.ledger, verb)("docs-1", desk.clock())
+    desk.beat(desk.leased())
+    assert desk.state() is JobState.RUNNING
+
+
 def test_what_a_job_says_of_its_wait_is_taken_back_by_the_next_commit(desk: Desk) -> None:
     desk.submit("docs-1", 10)
     lease = desk.leased()
@@ -611,6 +638,24 @@ def test_on_a_full_disk_no_lease_is_given_and_the_job_stays_as_it_was(desk: Desk
     assert desk.ledger.show("docs-1") == before
     desk.leased()
     assert desk.ledger.table("jobs").column("state").to_pylist() == ["running"]
+
+
+@pytest.mark.parametrize("statement", ["set_state", "set_judged"])
+@pytest.mark.parametrize("verb", ["resume", "retry"])
+def test_a_job_that_should_go_on_and_cannot_be_written_stays_as_it_was(desk: Desk, verb: str, statement: str) -> None:
+    desk.submit("docs-1", 8)
+    desk.commit(desk.leased(), errors=1)
+    desk.ledger.adjust("docs-1", JobChange(deadline_at_s=desk.clock() + 1.0))
+    desk.clock.advance(1.0)
+    desk.ledger.expire(desk.clock())
+    before, written = desk.ledger.show("docs-1"), desk.ledger.table("jobs")
+    disk = Broken(desk.ledger, statement)
+    with pytest.raises(StorageError):
+        getattr(desk.ledger, verb)("docs-1", desk.clock())
+    disk.statement = None
+    desk.ledger.check()
+    assert (desk.ledger.show("docs-1"), desk.ledger.table("jobs")) == (before, written)
+    assert getattr(desk.ledger, verb)("docs-1", desk.clock()).deadline_at_s is None
 
 
 def test_a_commit_that_cannot_be_written_leaves_the_lease_in_force(desk: Desk) -> None:
