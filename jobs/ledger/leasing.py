@@ -29,6 +29,7 @@ class Leasing:
         for job_id, slice_id, lease_id, holder, generation, row_count, attempt, *kept in book.run("leased_slices"):
             lease = ActiveLease(job_id, slice_id, holder, now_s + lease_s, generation, tuple(kept), row_count=row_count, leased_at_s=now_s)
             book.leases[lease_id] = lease.first_of(attempt)
+            self._refusals.saw(holder, now_s, book.jobs[job_id].spec.model)  # a replica with enough rows asks for no lease
         for record in book.jobs.values():
             book.update_pending(record)
             book.settle(record, now_s)
@@ -81,7 +82,6 @@ class Leasing:
 
     def heartbeat(self, holder: str, progress: Sequence[LeaseProgress], now_s: float) -> list[str]:
         book = self._book
-        self._refusals.saw(holder, now_s)
         drop: list[str] = []
         at_work: dict[str, JobRecord] = {}
         for item in progress:
@@ -92,6 +92,7 @@ class Leasing:
             book.leases.renew(item, now_s + self._lease_s)
             record = at_work[lease.job_id] = book.active[lease.job_id]
             record.error_example = item.error or record.error_example
+        self._refusals.saw(holder, now_s, next((record.spec.model for record in at_work.values()), None))
         for record in at_work.values():
             book.forecast.sample(record, now_s)
             book.stop_failing(record, now_s)

@@ -179,6 +179,18 @@ def test_a_replica_that_is_not_heard_of_while_the_ledger_is_busy(desk: Desk, bus
     assert desk.ledger.show("docs-1").state is state
 
 
+def test_a_replica_that_was_thought_gone_counts_again_once_it_renews_a_lease(desk: Desk) -> None:
+    desk.submit("docs-1")
+    held = desk.leased("b")
+    desk.submit("other-1")
+    late = desk.leased("c")
+    desk.clock.advance(LEASE_S)
+    desk.ledger.refuse(late.lease_id, "gone", desk.clock())
+    assert desk.state("other-1") is JobState.FAILED, "nobody was heard of for a term"
+    assert desk.beat(held, "b") == []
+    assert refused(desk, "a").state is JobState.RUNNING
+
+
 def test_a_job_that_each_living_replica_refuses_fails_with_the_last_ones_cause(desk: Desk) -> None:
     desk.submit("docs-1")
     desk.ledger.lease("gone", MODEL, desk.clock())
@@ -740,6 +752,16 @@ def test_a_file_that_is_no_ledger_is_refused(tmp_path: Path) -> None:
     broken.write_bytes(b"nothing that SQLite could read" * 100)
     with pytest.raises(StorageError, match=r"the ledger .* is damaged: .*; stop the server and run: harvester repair"):
         Ledger(broken, tmp_path, lease_s=1.0, now_s=0.0, new_server=True)
+
+
+@pytest.mark.parametrize("beats", [True, False], ids=["after a heartbeat", "before any"])
+def test_a_ledger_that_is_opened_again_knows_the_replicas_that_go_on_with_a_job(kept_desk: Desk, beats: bool) -> None:
+    kept_desk.submit("docs-1")
+    held = kept_desk.leased("b")
+    kept_desk.reopen(new_server=False)
+    if beats:
+        assert kept_desk.beat(held, "b") == []
+    assert refused(kept_desk, "a").state is JobState.RUNNING
 
 
 # -- tables -------------------------------------------------------------------------------------------------------------------------
