@@ -93,6 +93,11 @@ def result_schema(source_schema: pa.Schema, keep: Sequence[str], task: Task) -> 
     return pa.schema([pa.field(ROW_ID, pa.int64()), *inputs, *result_fields(task), *_ENDING])
 
 
+def has_rows(part: pa.Table, row_ids: range) -> bool:
+    """Whether a part holds exactly these rows."""
+    return bool(part.column(ROW_ID).to_pylist() == list(row_ids))
+
+
 def part_table(schema: pa.Schema, rows: Sequence[Row], inputs: pa.Table | None) -> pa.Table:
     """A part in ``schema`` (see `result_schema`), sorted by ``row_id``.
 

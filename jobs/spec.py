@@ -172,6 +172,10 @@ class SliceSpec(Frozen):
     row_start: int = Field(ge=0, description="row_id of the first row.")
     row_count: int = Field(ge=1)
 
+    @property
+    def row_ids(self) -> range:
+        return range(self.row_start, self.row_start + self.row_count)
+
 
 class JobPlan(Frozen):
     """A job before it is in the ledger: what `jobs.plan.job.plan_job` makes of a request."""

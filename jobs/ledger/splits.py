@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import zlib
@@ -35,11 +36,13 @@ def note_split(job: Path, split: Split, mirror: Mirror | None = None) -> None:
         mirror.fetch(path)
         job.mkdir(mode=0o700, parents=True, exist_ok=True)
     payload = json.dumps(astuple(split)).encode()
+    data = b"\n%08x %b\n" % (zlib.crc32(payload), payload)  # a writer that died may have torn the last line
     is_new = not path.exists()
     try:
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
-            os.write(file, b"%08x %b\n" % (zlib.crc32(payload), payload))
+            if os.write(file, data) < len(data):  # a disk that fills up takes a part and says nothing
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             os.fsync(file)
         finally:
             os.close(file)

@@ -9,6 +9,7 @@ from typing import Any
 
 from connectors.errors import DamageError
 from connectors.parquet.parts import ASIDE, PartsSink
+from jobs.result import has_rows
 from jobs.run.slice import STATS_KEY
 from jobs.spec import COUNTS, PartStats
 from jobs.states import SliceState
@@ -36,17 +37,23 @@ class SliceChanges:
     slices: list[SliceChange] = field(default_factory=list)
     found: int = 0  # done, but not in the ledger
     reopened: int = 0  # done in the ledger, but not in fact
-    aside: list[Path] = field(default_factory=list)  # damaged parts, where they lie now
+    aside: list[Path] = field(default_factory=list)  # parts that are damaged or fit no slice, where they lie now
 
 
 def repaired_slices(rows: Sequence[Mapping[str, Any]], folder: StateFolder, job_id: str, *, restored: bool) -> SliceChanges:
-    """Compare the job's slices with its parts. Reads every part, and puts damaged ones aside.
+    """Compare the job's slices with its parts. Reads every part, and puts aside those that are damaged or fit no slice.
+
+    A part of a slice that ``rows`` lack belongs to a split that the ledger has lost: its rows are those of another slice.
 
     ``rows``: the slices in the ledger; ``restored``: the ledger has them from the job's file, which does not record a retry.
     """
     sink = results_of(folder, job_id)
     changes = SliceChanges()
-    parts = {int(row["slice_id"]): _part(sink, int(row["slice_id"]), int(row["row_count"]), changes) for row in rows}
+    known = {part_name(int(row["slice_id"])) for row in rows}
+    for name in sink.names():
+        if name not in known:
+            _put_aside(sink, name, changes)
+    parts = {int(row["slice_id"]): _part(sink, int(row["slice_id"]), _row_ids(row), changes) for row in rows}
     generations = [int(row["generation"]) for row in rows] + [part.generation for part in parts.values() if part is not None]
     changes.generation = max(generations, default=0)
     damaged = {path.name.split(".")[0] for path in changes.aside}
@@ -83,23 +90,31 @@ def _told(row: Mapping[str, Any]) -> SliceChange:
     return SliceChange(int(row["slice_id"]), SliceState(row["state"]), int(row["generation"]), counts)
 
 
-def _part(sink: PartsSink, slice_id: int, row_count: int, changes: SliceChanges) -> PartStats | None:
+def _row_ids(row: Mapping[str, Any]) -> range:
+    return range(int(row["row_start"]), int(row["row_start"]) + int(row["row_count"]))
+
+
+def _part(sink: PartsSink, slice_id: int, row_ids: range, changes: SliceChanges) -> PartStats | None:
     """Counts of the slice's complete part; None where there is none, or one with only some of the rows.
 
-    A part with another number of rows than the slice, which was split meanwhile, is put aside: with it the results would have some rows
-    twice, or lack some.
+    A part with other rows than the slice, which was split meanwhile, is put aside: with it the results would have some rows twice, or
+    lack some.
     """
     name = part_name(slice_id)
     try:
         metadata = sink.metadata(name)
         if metadata is None:
             return None
-        sink.read(name)  # for its checksums
+        part = sink.read(name)  # for its checksums too
         stats = PartStats.model_validate_json(metadata[STATS_KEY]) if STATS_KEY in metadata else None
-        if stats is None or stats.rows_ok + stats.rows_error == row_count:
+        if stats is None or has_rows(part, row_ids):
             return stats
     except DamageError:
         pass
+    _put_aside(sink, name, changes)
+    return None
+
+
+def _put_aside(sink: PartsSink, name: str, changes: SliceChanges) -> None:
     sink.put_aside(name)
     changes.aside.append(sink.path(name).with_name(sink.path(name).name + ASIDE))
-    return None

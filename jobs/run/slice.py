@@ -19,7 +19,7 @@ from connectors.parquet.parts import PartsSink
 from connectors.text import NULL_TEXT, TextProblem, is_text, rows, texts
 from jobs.access.secrets import opened
 from jobs.plan.columns import columns_needed, text_columns
-from jobs.result import Row, answer_lengths, part_stats, part_table, result_schema
+from jobs.result import Row, answer_lengths, has_rows, part_stats, part_table, result_schema
 from jobs.run.spool.records import Spool
 from jobs.run.spool.spools import Spools
 from jobs.spec import JobSpec, Lease, PartStats
@@ -106,8 +106,7 @@ class SliceFiles:
         known = set(self.spool.rows)
         if self.kept is not None:
             known |= set(self.kept.column("row_id").to_pylist())
-        start = self.lease.slice.row_start
-        return [row_id for row_id in range(start, start + self.lease.slice.row_count) if row_id not in known]
+        return [row_id for row_id in self.lease.slice.row_ids if row_id not in known]
 
     def inputs(self) -> tuple[list[Mapping[str, Any]], list[str | TextProblem] | None]:
         """For each row the columns that its prompt names, and its text cell. A cell that is not a text, or not a path, fails its row."""
@@ -169,24 +168,23 @@ def part_stats_of(sink: Sink, lease: Lease) -> PartStats | None:
 def published(sink: Sink, lease: Lease) -> PartStats | None:
     """Counts of the part of this slice and generation, if an earlier holder published it and died before it told the ledger.
 
-    A part that is damaged, or has another number of rows than the slice, is put aside: its rows are computed again.
+    A part that is damaged, or has other rows than the slice, is put aside: the slice's rows are computed again.
     """
     name = part_name(lease.slice.slice_id)
     try:
         stats = part_stats_of(sink, lease)
-        if stats is not None or (lease.generation and sink.metadata(name) is not None):
-            sink.read(name)  # for its checksums
+        part = sink.read(name) if stats is not None or (lease.generation and sink.metadata(name) is not None) else None
     except DamageError as error:
         log.warning("part_damaged job=%s slice=%d %s", lease.job.id, lease.slice.slice_id, error.message)
         sink.put_aside(name)
         return None
-    if stats is None or stats.generation != lease.generation:
+    if stats is None or part is None:
         return None
-    if stats.rows_ok + stats.rows_error != lease.slice.row_count:  # of a split that the ledger does not know
-        log.warning("part_other job=%s slice=%d rows=%d", lease.job.id, lease.slice.slice_id, stats.rows_ok + stats.rows_error)
+    if not has_rows(part, lease.slice.row_ids):  # of a split that the ledger does not know
+        log.warning("part_other job=%s slice=%d rows=%d", lease.job.id, lease.slice.slice_id, part.num_rows)
         sink.put_aside(name)
         return None
-    return stats
+    return stats if stats.generation == lease.generation else None
 
 
 def open_slice(lease: Lease, source: Source, sink: Sink, spools: Spools) -> SliceFiles:

@@ -12,9 +12,10 @@ import pytest
 from typer.testing import CliRunner
 
 from harvester.cli.main import app
+from jobs.run.spool.records import Spool
 from jobs.storage.folder import StateFolder
-from jobs.testing import ManualClock
-from tests.fakes.scripted_job import SLICE_ROWS, harvest, opened, planned
+from jobs.testing import ManualClock, ScriptedEngine
+from tests.fakes.scripted_job import SLICE_ROWS, harvest, opened, planned, results, spooled_row
 
 OTHER_USER = 65534
 
@@ -110,6 +111,61 @@ async def test_a_copy_that_was_made_while_a_server_worked_is_made_to_agree_with_
     assert code == 0, output
     assert json.loads(run(copy, "sql", "select rows_ok from jobs", "--json")[1]) == [{"rows_ok": rows}]
     assert run(copy, "repair")[1] == "Jobs in the ledger: 1; it is whole, and so are all of their parts\n"
+
+
+async def test_rows_of_a_split_that_the_copied_ledger_lacks_are_in_the_results_once(tmp_path: Path) -> None:
+    """The ledger was copied before the split, the parts after it: the rows split off would be in their own part and in the slice's."""
+    clock, folder, copy = ManualClock(), StateFolder(tmp_path / "state"), StateFolder(tmp_path / "copy")
+    folder.prepare()
+    ledger = opened(folder.ledger, folder, clock)
+    plan = planned(tmp_path, 2, clock)
+    ledger.submit(plan, new=True)
+    copy.root.mkdir()
+    for path in (*folder.root.glob("ledger*"), folder.root / "VERSION"):
+        shutil.copy2(path, copy.root)
+    lease = ledger.lease("b", "scripted", clock())
+    assert lease is not None
+    assert ledger.split(lease.lease_id, 3)
+    ledger.release(lease.lease_id, clock())
+    await harvest(ledger, folder, clock)
+    ledger.close()
+    shutil.copytree(folder.jobs, copy.jobs)
+    aside = [copy.results(plan.spec.id) / f"part-{number:06d}.parquet.damaged" for number in (2, 0)]
+    assert [line for line in run(copy, "repair")[1].splitlines() if "put aside" in line] == [
+        f"A part that is damaged or fits no slice was put aside as {path}" for path in aside
+    ]
+    again = opened(copy.ledger, copy, clock)
+    engine = ScriptedEngine()
+    await harvest(again, copy, clock, engine)
+    again.check()
+    again.close()
+    assert engine.calls == SLICE_ROWS
+    assert [row["row_id"] for row in results(copy, plan.spec.id)] == [*range(2 * SLICE_ROWS)]
+
+
+async def test_a_slice_takes_no_rows_of_another_that_a_lost_split_gave_its_id(tmp_path: Path) -> None:
+    """What a failover of a database that lost a split leaves: the next split gives its id to other rows, and to as many."""
+    clock, folder = ManualClock(), StateFolder(tmp_path / "state")
+    folder.prepare()
+    plan = planned(tmp_path, 3, clock)
+    for split_off in (0, 1):  # the second ledger does not know of the first one's split
+        ledger = opened(Path(":memory:"), folder, clock)
+        ledger.submit(plan, new=True)
+        leases = [ledger.lease("b", "scripted", clock()) for _ in plan.slices]
+        lease = leases[split_off]
+        assert lease is not None
+        assert ledger.split(lease.lease_id, 3)
+        for one in leases:
+            assert one is not None
+            ledger.release(one.lease_id, clock())
+        await harvest(ledger, folder, clock)
+        ledger.check()
+        ledger.close()
+        spool = Spool(folder.spool(plan.spec.id, len(plan.slices), 0))
+        for row_id in range(3, SLICE_ROWS):
+            spool.finish(spooled_row(row_id))
+        spool.close()
+    assert [row["row_id"] for row in results(folder, plan.spec.id)] == [*range(3 * SLICE_ROWS)]
 
 
 def test_it_waits_for_nobody_while_a_server_holds_the_folder(state: StateFolder) -> None:

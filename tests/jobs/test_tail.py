@@ -19,7 +19,7 @@ from jobs.config import HarvestConfig
 from jobs.forecast.tail import MIN_LEFT_S, TailLease, slowest
 from jobs.ledger.jobfile import read_job
 from jobs.ledger.ledger import Ledger
-from jobs.ledger.splits import NAME, Split, cut, noted_splits
+from jobs.ledger.splits import NAME, Split, cut, note_split, noted_splits
 from jobs.ledger.steal import LOOK_S
 from jobs.run.feed import Feed
 from jobs.spec import Lease, LeaseProgress, PartStats, SliceSpec
@@ -300,6 +300,8 @@ def test_a_torn_line_and_a_split_that_never_came_to_be_are_left_out(tmp_path: Pa
     whole = log.read_bytes()
     log.write_bytes(whole + whole[:9] + b"torn")
     assert noted_splits(log.parent) == [Split(0, 6, 2)]
+    note_split(log.parent, Split(1, 7, 3))
+    assert noted_splits(log.parent) == [Split(0, 6, 2), Split(1, 7, 3)], "a note after a torn line is whole"
     log.write_bytes(whole)
     ledger.split(leased(ledger, "b", 0.0).lease_id, 7)
     log.write_bytes(log.read_bytes().replace(whole, whole * 2))

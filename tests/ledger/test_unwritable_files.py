@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,16 @@ def test_splits_that_cannot_be_written_or_read_are_named(folder: StateFolder) ->
         note_split(folder.root, Split(0, 3, 1))
     with pytest.raises(StorageError, match=f"^cannot read {folder.root / NAME}: is a directory"):
         noted_splits(folder.root)
+
+
+def test_a_split_of_which_the_disk_takes_a_part_is_refused(folder: StateFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda file, data: write(file, data[:9]))
+    with pytest.raises(StorageError, match=f"^cannot write {folder.root / NAME}: no space left on device"):
+        note_split(folder.root, Split(0, 3, 1))
+    monkeypatch.undo()
+    note_split(folder.root, Split(0, 4, 1))
+    assert noted_splits(folder.root) == [Split(0, 4, 1)]
 
 
 def test_a_key_that_cannot_be_written_leaves_nothing_behind(folder: StateFolder) -> None:

@@ -60,7 +60,7 @@ def told(report: Report) -> list[str]:
     elif report.changes_lost:
         lines.append(f"The ledger had lost its last {report.changes_lost} changes")
     lines += [f"Restored job {job_id}, paused; go on with: harvester resume {job_id}" for job_id in report.restored]
-    lines += [f"A damaged part was put aside as {path}" for path in report.parts_aside]
+    lines += [f"A part that is damaged or fits no slice was put aside as {path}" for path in report.parts_aside]
     if report.slices_open:
         lines.append(f"{report.slices_open} slices are open again: harvester jobs tells of which jobs, harvester resume goes on with one")
     if report.slices_found:

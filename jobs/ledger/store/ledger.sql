@@ -303,7 +303,7 @@ UPDATE leases SET state = 'pending', generation = ?, attempt = 0 WHERE job_id = 
 SELECT slice_id, group_index, group_offset AS "offset", row_start, row_count FROM leases WHERE job_id = ? ORDER BY slice_id;
 
 -- name: slice_rows
-SELECT slice_id, state, generation, row_count, rows_ok, rows_error, rows_truncated, rows_recomputed, rows_cut_off, prompt_tokens,
+SELECT slice_id, state, generation, row_start, row_count, rows_ok, rows_error, rows_truncated, rows_recomputed, rows_cut_off, prompt_tokens,
     cached_tokens, output_tokens, preemptions
 FROM leases WHERE job_id = ? ORDER BY slice_id;
 

@@ -43,6 +43,11 @@ class Spool:
         except OSError as error:
             raise StorageError(f"cannot open {path}: {error.strerror}; free space or make the state folder writable") from error
 
+    def leave_out_others(self, row_ids: range) -> None:
+        """Forget the records of other rows: of a slice that a lost split gave the same id."""
+        self.rows = {row_id: row for row_id, row in self.rows.items() if row_id in row_ids}
+        self.begins = Counter({row_id: count for row_id, count in self.begins.items() if row_id in row_ids})
+
     def begin(self, row_id: int) -> None:
         self.begins[row_id] += 1
         self._append([row_id])

@@ -35,6 +35,7 @@ class Spools:
         path, mirror = self._path(lease), self._folder.mirror
         sent = 0 if mirror is None else _take_over(path, mirror)
         spool = Spool(path)
+        spool.leave_out_others(lease.slice.row_ids)
         if mirror is not None:
             self._sent[path] = sent
         return spool
