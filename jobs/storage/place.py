@@ -42,15 +42,19 @@ class StoragePlace:
 def state_folder(root: Path, uri: str | None) -> StateFolder:
     """State folder of a server process, on any machine. With a storage the folder is made, and its API keys are kept up to date.
 
-    Raises `StorageError` where the storage does not answer: without its keys clients could not be told apart.
+    Raises `StorageError` where the storage does not answer or has no mark: without its keys clients could not be told apart. Raises
+    `StateError` where the folder belongs to another storage.
     """
     if uri is None:
         return StateFolder(root)
     mirror = _mirror(root, uri)
     folder = StateFolder(root, mirror)
     folder.prepare()
-    if storage_place(folder) is None and (owner := _owner_there(folder, mirror)) is not None:
+    owner, place = _marked_owner(folder, mirror), storage_place(folder)
+    if place is None:
         _note(folder, StoragePlace(uri, owner))  # for commands on this machine, and for a server that begins here later
+    elif place.owner != owner:
+        raise _other_folder(folder, mirror)
     mirror.fetch(folder.keys)
     threading.Thread(target=_follow, args=(folder, mirror), name="storage", daemon=True).start()
     return folder
@@ -78,7 +82,7 @@ def settle_storage(folder: StateFolder, uri: str | None, *, may_adopt: bool, own
 
     Returns what was done, a line each. A folder that held its files itself sends them; ``owner`` is its id, if it has one already. An
     empty folder adopts the files in the storage if it ``may_adopt``, which means that its ledger is elsewhere too. Raises `StateError`
-    where folder and storage do not belong together, and `StorageError`.
+    where folder and storage do not belong together, and `StorageError`, also where the storage of an earlier server has lost its mark.
     """
     now = storage_place(folder)
     if uri is None:
@@ -93,6 +97,8 @@ def settle_storage(folder: StateFolder, uri: str | None, *, may_adopt: bool, own
     mirror = _mirror(folder.root, uri)
     mine, theirs, lines = owner if now is None else now.owner, _owner_there(folder, mirror), []
     if theirs is None:
+        if now is not None:
+            raise _unmarked(folder, mirror, f"; or, once its files are in {folder.root}, remove {folder.storage_place} to send them again")
         theirs = mine or secrets.token_hex(8)
         sent = _send_all(folder, mirror)
         lines += [f"sent {sent} files of {folder.root} to {mirror}"] if sent else []
@@ -101,7 +107,7 @@ def settle_storage(folder: StateFolder, uri: str | None, *, may_adopt: bool, own
         _check_adoption(folder, mirror, may_adopt=may_adopt)
         lines.append(f"took over what lies in {mirror}")
     elif mine != theirs:
-        raise StateError(f"{mirror} belongs to another state folder than {folder.root}; give another prefix")
+        raise _other_folder(folder, mirror)
     if StoragePlace(uri, theirs) != now:
         _note(folder, StoragePlace(uri, theirs))
     if folder.keys.exists() and not mirror.has(folder.keys):  # else a server that asks for keys would be open without them
@@ -119,6 +125,25 @@ def _mirror(root: Path, uri: str) -> Mirror:
 def _note(folder: StateFolder, place: StoragePlace) -> None:
     with publish(folder.storage_place) as file:
         file.write(json.dumps(asdict(place)).encode() + b"\n")
+
+
+def _marked_owner(folder: StateFolder, mirror: Mirror) -> str:
+    """Owner of a storage that has one. Raises `StorageError` for one without a mark: where it is not mounted, its files seem to be gone."""
+    owner = _owner_there(folder, mirror)
+    if owner is None:
+        raise _unmarked(folder, mirror)
+    return owner
+
+
+def _unmarked(folder: StateFolder, mirror: Mirror, otherwise: str = "") -> StorageError:
+    return StorageError(
+        f"{mirror.address(folder.root / MARK)} is missing, which every storage of a server has; check that the storage is mounted here and "
+        f"its address right, or put a backup of it back{otherwise}"
+    )
+
+
+def _other_folder(folder: StateFolder, mirror: Mirror) -> StateError:
+    return StateError(f"{mirror} belongs to another state folder than {folder.root}; give another prefix, or a new --state folder")
 
 
 def _owner_there(folder: StateFolder, mirror: Mirror) -> str | None:
@@ -158,11 +183,12 @@ def _plain(uri: str) -> str:
 
 
 def _follow(folder: StateFolder, mirror: Mirror) -> None:
-    """Fetch the keys when they change; once an hour remove copies of what has gone."""
+    """Fetch the keys when they change; once an hour remove copies of what has gone. A storage without its mark changes nothing."""
     tidy_s = time.monotonic() + TIDY_S
     while True:
         time.sleep(KEYS_S)
         try:
+            _marked_owner(folder, mirror)
             mirror.fetch(folder.keys)
             if time.monotonic() > tidy_s:
                 tidy_s = time.monotonic() + TIDY_S

@@ -157,6 +157,69 @@ def test_a_storage_that_does_not_answer_lets_no_process_begin(machine: Machine, 
         state_folder(machine("one"), "s3://nobucket/x?endpoint_override=127.0.0.1:9&scheme=http&region=us-east-1")
 
 
+def emptied(mirror: Mirror, *names: str) -> dict[str, bytes]:
+    """Remove the files from the storage, as a mount that is away does. Returns them."""
+    kept = {name: mirror.read(mirror.root / name) for name in names}
+    for name in names:
+        mirror.remove(mirror.root / name)
+    return {name: data for name, data in kept.items() if data is not None}
+
+
+def test_a_storage_that_is_away_is_not_taken_as_an_empty_one(folder: StateFolder, machine: Machine, uri: str) -> None:
+    file_of(folder, "keys.json")
+    settle_storage(folder, uri, may_adopt=True)
+    there = state_folder(machine("two"), uri)
+    mirror = Mirror(folder.root, uri)
+    kept = emptied(mirror, MARK, "keys.json")
+    for name in ("two", "three"):
+        with pytest.raises(StorageError, match=r"state\.json.* is missing, .*; check that the storage is mounted here"):
+            state_folder(machine(name), uri)
+    with pytest.raises(StorageError, match=rf"put a backup of it back; or, once .* remove {folder.storage_place} to send them again"):
+        settle_storage(folder, uri, may_adopt=True)
+    assert mirror.read(folder.root / MARK) is None
+    assert folder.keys.read_text() == there.keys.read_text() == "keys.json"
+    for name, data in kept.items():
+        mirror.put(folder.root / name, data)
+    assert settle_storage(folder, uri, may_adopt=True) == []
+    assert state_folder(machine("three"), uri).keys.read_text() == "keys.json"
+
+
+def test_a_storage_that_is_lost_is_made_again_from_the_copies(folder: StateFolder, uri: str) -> None:
+    settle_storage(folder, uri, may_adopt=False)
+    file_of(folder, "jobs/a/job.json")
+    emptied(Mirror(folder.root, uri), MARK)
+    folder.storage_place.unlink()
+    (line,) = settle_storage(folder, uri, may_adopt=False)
+    assert line.startswith("sent 1 files")
+    assert settle_storage(folder, uri, may_adopt=False) == []
+
+
+def test_keys_stay_while_the_storage_is_away(
+    folder: StateFolder, machine: Machine, uri: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(place_module, "KEYS_S", 0.01)
+    file_of(folder, "keys.json")
+    settle_storage(folder, uri, may_adopt=True)
+    there = state_folder(machine("two"), uri)
+    for name in (MARK, "keys.json"):
+        emptied(Mirror(folder.root, uri), name)
+        caplog.clear()
+        end_s = time.monotonic() + 60
+        while "is missing, which every storage of a server has" not in caplog.text:
+            assert time.monotonic() < end_s
+            time.sleep(0.01)
+    assert there.keys.read_text() == "keys.json"
+
+
+def test_a_machine_whose_folder_is_of_another_storage_is_refused(
+    folder: StateFolder, other: StateFolder, machine: Machine, uri: str, tmp_path: Path
+) -> None:
+    settle_storage(folder, uri, may_adopt=True)
+    settle_storage(other, str(tmp_path / "elsewhere"), may_adopt=True)
+    with pytest.raises(StateError, match=f"belongs to another state folder than {other.root}; give another prefix, or a new --state"):
+        state_folder(other.root, uri)
+
+
 def test_copies_go_a_day_after_what_they_are_copies_of(folder: StateFolder, uri: str) -> None:
     mirror = Mirror(folder.root, uri)
     for name in ("jobs/kept/job.json", "jobs/gone/job.json", "jobs/young/job.json", "uploads/me/gone/x", "uploads/me/kept/x"):
