@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -156,13 +157,16 @@ def _read(path: Path) -> pa.Table:
 
 @contextmanager
 def _mapped(path: Path) -> Iterator[None]:
-    """Map errors to ours, except `FileNotFoundError`. A page that fails its checksum raises an `OSError` without errno."""
+    """Map errors to ours, except `FileNotFoundError`. A page that fails its checksum raises an `OSError` without errno.
+
+    A sector that the disk cannot read is damage too: it stays unreadable, and the part can be computed again.
+    """
     try:
         yield
     except FileNotFoundError:
         raise
     except (OSError, pa.ArrowException) as error:
-        if isinstance(error, OSError) and error.errno:
+        if isinstance(error, OSError) and error.errno not in (None, 0, errno.EIO):
             raise storage_error("read", path, error) from error
         raise _damaged(path, first_line(error)) from error
 

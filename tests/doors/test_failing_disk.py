@@ -1,4 +1,4 @@
-"""A disk that is full or fails under the ledger, by a library that makes the calls of the process fail: one line, and nothing is lost."""
+"""A disk that is full or fails under ledger or parts: one line, and nothing is lost. A library makes the calls of the process fail."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ import pytest
 
 from jobs.ledger.ledger import Ledger
 from jobs.storage.folder import StateFolder
+from jobs.testing import ManualClock, ScriptedEngine
+from tests.fakes.scripted_job import SLICE_ROWS, harvest, opened, planned, results
 
 HERE = Path(__file__).parent
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler for the library that makes calls fail")
@@ -24,6 +26,35 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("library") / "failing_disk.so"
     subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", path, HERE / "failing_disk.c", "-ldl"], check=True)
     return path
+
+
+def repaired(folder: StateFolder, failing: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    words = [sys.executable, "-m", "harvester", "repair", "--state", str(folder.root)]
+    env = os.environ | failing | {"FAIL_ERRNO": str(errno.EIO)}
+    return subprocess.run(words, env=env, capture_output=True, text=True, timeout=120, check=False)
+
+
+async def test_repair_puts_a_part_aside_that_the_disk_cannot_read(library: Path, tmp_path: Path) -> None:
+    clock, folder, flag = ManualClock(), StateFolder(tmp_path / "state"), tmp_path / "flag"
+    folder.prepare()
+    flag.touch()
+    plan = planned(tmp_path, 2, clock)
+    ledger = opened(folder.ledger, folder, clock)
+    ledger.submit(plan, new=True)
+    await harvest(ledger, folder, clock)
+    ledger.close()
+    part = folder.results(plan.spec.id) / "part-000000.parquet"
+    done = repaired(folder, {"LD_PRELOAD": str(library), "FAIL_SUFFIX": part.name, "FAIL_FLAG": str(flag), "FAIL_READS": "1"})
+    assert done.returncode == 0, done.stderr
+    assert f"A part that is damaged or fits no slice was put aside as {part}.damaged" in done.stdout
+    again = opened(folder.ledger, folder, clock)
+    again.resume(plan.spec.id, clock())
+    engine = ScriptedEngine()
+    await harvest(again, folder, clock, engine)
+    again.check()
+    again.close()
+    assert engine.calls == SLICE_ROWS
+    assert [row["row_id"] for row in results(folder, plan.spec.id)] == [*range(2 * SLICE_ROWS)]
 
 
 @pytest.mark.parametrize("suffix", ["-wal", ".commits", ".sums", ".sqlite"])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from connectors.errors import DamageError
@@ -27,6 +29,18 @@ def damage(folder: StateFolder, job_id: str, slice_id: int) -> None:
     path.write_bytes(data)
 
 
+def spoil(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
+    """A sector of the file can no longer be read, its footer can; a file that replaces it lies elsewhere."""
+    bad, opened = path.stat().st_ino, pq.ParquetFile
+
+    def read(source: object, **options: object) -> pq.ParquetFile:
+        if isinstance(source, Path) and source.stat().st_ino == bad:
+            raise OSError(errno.EIO, "Error reading bytes from file. Detail: [errno 5] Input/output error")
+        return opened(source, **options)
+
+    monkeypatch.setattr(pq, "ParquetFile", read)
+
+
 async def test_a_damaged_part_that_was_never_committed_is_computed_again(tmp_path: Path) -> None:
     clock, folder = ManualClock(), StateFolder(tmp_path / "state")
     folder.prepare()
@@ -45,7 +59,10 @@ async def test_a_damaged_part_that_was_never_committed_is_computed_again(tmp_pat
         results(folder, plan.spec.id)
 
 
-async def test_a_retry_over_a_damaged_part_computes_all_of_its_rows_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["flipped bit", "bad sector"])
+async def test_a_retry_over_a_damaged_part_computes_all_of_its_rows_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
     clock, folder = ManualClock(), StateFolder(tmp_path / "state")
     folder.prepare()
     plan = planned(tmp_path, 1, clock)
@@ -59,7 +76,10 @@ async def test_a_retry_over_a_damaged_part_computes_all_of_its_rows_again(tmp_pa
 
     await harvest(ledger, folder, clock, ScriptedEngine(answer=refuse_two))
     assert ledger.show(plan.spec.id).rows_error == 2
-    damage(folder, plan.spec.id, 0)
+    if how == "flipped bit":
+        damage(folder, plan.spec.id, 0)
+    else:
+        spoil(monkeypatch, folder.results(plan.spec.id) / "part-000000.parquet")
     ledger.retry(plan.spec.id, clock())
     engine = ScriptedEngine()
     await harvest(ledger, folder, clock, engine)
