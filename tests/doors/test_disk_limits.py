@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,8 +12,13 @@ import pytest
 
 from connectors.errors import CopyTooLargeError
 from harvester.errors import LowDiskError
+from harvester.serve.access.identity import Identity
+from harvester.serve.http.jobs.intake import Intake
+from harvester.serve.http.jobs.upload import receive
+from harvester.serve.http.jobs.uploads_api import Uploads
 from harvester.serve.openai.errors import answer_of
 from jobs.access.limits import Limits
+from jobs.batches.files import FileStore
 from jobs.config import HarvestConfig
 from jobs.plan.planner import JobPlanner
 from jobs.spec import JobRequest, SourceSpec
@@ -53,6 +59,34 @@ def test_a_job_is_refused_while_the_disk_has_less_free_than_is_kept(tmp_path: Pa
     answer = answer_of(refused.value)
     assert (answer.status_code, "retry-after" in answer.headers) == (503, True)
     assert list(plans.folder.jobs.iterdir()) == []
+
+
+@pytest.mark.parametrize("sent_to", ["uploads", "files"])
+async def test_a_file_is_received_only_as_long_as_enough_of_the_disk_stays_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sent_to: str
+) -> None:
+    monkeypatch.setattr("harvester.serve.http.jobs.intake.CHECK_BYTES", 64)
+    free = [200]
+    monkeypatch.setattr("jobs.storage.folder.shutil.disk_usage", lambda path: SimpleNamespace(free=free[0]))
+    folder, who = StateFolder(tmp_path), Identity("ann", frozenset())
+
+    async def body() -> AsyncIterator[bytes]:
+        yield b'--B\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n' + b"1" * 64
+        free[0] = 99
+        yield b"1" * 63
+        yield b"1"
+        raise AssertionError("read on, though the disk is nearly full")
+
+    async def send() -> None:
+        if sent_to == "uploads":
+            uploads = Uploads(folder, min_free_bytes=100)
+            await uploads.append(uploads.path("ab" * 32, "a.csv", who), 0, body(), None, is_last=True, who=who)
+        else:
+            async with Intake(FileStore(tmp_path, ManualClock()), folder, 100).receiving(who, tmp_path / "file") as receipt:
+                await receive(body(), b"B", receipt, None)
+
+    with pytest.raises(LowDiskError, match="99 bytes free"):
+        await send()
 
 
 async def test_a_job_stands_still_with_one_line_while_the_disk_is_low_and_goes_on_by_itself(

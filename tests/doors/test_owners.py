@@ -18,6 +18,7 @@ from fastapi import FastAPI
 from harvester.core import Role
 from harvester.serve.access.gate import Gate
 from harvester.serve.access.identity import Identity
+from harvester.serve.http.jobs.intake import Intake
 from harvester.serve.http.jobs.jobs_api import jobs_api
 from harvester.serve.http.live.broadcast import Broadcaster
 from harvester.serve.http.live.events import FrameSource
@@ -67,7 +68,7 @@ class House:
         self.app = FastAPI()
         jobs = JobPlanner(self.folder, HARVEST, MODEL, SourcesConfig(roots=(str(root),)))
         self.app.mount("/api", jobs_api(client, jobs, self._info, None, Broadcaster(frames), gate))
-        self.app.mount("/", openai_api(files, self.controller, gate=gate))
+        self.app.mount("/", openai_api(files, self.controller, gate=gate, intake=Intake(files, self.folder)))
         self.docs = root / "docs.parquet"
         pq.write_table(pa.table({"text": ["one", "two", "three"]}), self.docs)
 
@@ -287,6 +288,20 @@ async def test_the_files_of_a_key_hold_so_much_together(house: House) -> None:
     assert len((await house.ask("ann", "GET", "/v1/files")).json()["data"]) == 1
     await house.ask("ann", "DELETE", f"/v1/files/{first.json()['id']}")
     assert (await house.upload("ann", 4)).status_code == 200
+
+
+async def test_files_sent_at_once_hold_so_much_together(house: House) -> None:
+    sent = await asyncio.gather(*(house.upload("ann", 4) for _ in range(3)))
+    assert sorted(answer.status_code for answer in sent) == [200, 413, 413]
+    assert len((await house.ask("ann", "GET", "/v1/files")).json()["data"]) == 1
+
+
+async def test_files_and_uploads_of_a_key_count_together(house: House) -> None:
+    path, content = f"/api/uploads/{'ab' * 32}/a.csv", b"1" * 500
+    assert (await house.upload("ann", 4)).status_code == 200
+    assert (await house.ask("ann", "PUT", path, content=content)).status_code == 413
+    assert (await house.ask("bob", "PUT", path, content=content)).status_code == 200
+    assert (await house.upload("bob", 4)).status_code == 413
 
 
 async def test_a_key_whose_files_are_full_is_told_to_delete_some(house: House, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,13 +13,16 @@ import httpx
 import pytest
 import uvicorn
 from fastapi import FastAPI, Request
+from starlette.types import Message
 
-from harvester.serve.access.body import MAX_BRACKETS, Pace
+from harvester.errors import SlowBodyError
+from harvester.serve.access.body import MAX_BRACKETS, Pace, paced
 from harvester.serve.access.gate import Gate
 from harvester.serve.access.routes import CHAT, RouteTable
 from harvester.serve.access.wall import guard
 
 TABLE = RouteTable({"POST /say": CHAT, "POST /upload": CHAT, "POST /ask": CHAT}, model_requests=("POST /ask",), streamed=("POST /upload",))
+PATIENCE_S = 20.0
 QUICK = Pace(grace_s=0.3, bytes_per_s=1 << 20)
 
 
@@ -98,6 +101,21 @@ async def test_a_large_body_may_take_its_time(port: int) -> None:
     async with httpx.AsyncClient(timeout=None) as http:
         answer = await http.post(f"http://127.0.0.1:{port}/upload", content=parts())
     assert answer.json() == {"bytes": 10 << 19}
+
+
+async def test_what_came_fast_does_not_let_a_client_stand_still_for_long() -> None:
+    async def receive() -> Message:
+        if came:
+            await asyncio.Event().wait()
+        came.append(1)
+        return {"type": "http.request", "body": bytes(1 << 20), "more_body": True}
+
+    came: list[int] = []
+    next_part = paced(receive, Pace(grace_s=PATIENCE_S, bytes_per_s=1, max_left_s=0.1))
+    await next_part()
+    async with asyncio.timeout(PATIENCE_S):
+        with pytest.raises(SlowBodyError):
+            await next_part()
 
 
 def client() -> httpx.AsyncClient:

@@ -30,8 +30,19 @@ from jobs.storage.folder import StateFolder
 from tests.doors.stock import routes_of
 
 TABLE = RouteTable(
-    {"GET /": OPEN, "GET /any": ANY, "POST /say": CHAT, "GET /shut": SHUT, "GET /jobs/{job_id}": ANY, "POST /busy": ANY},
+    {
+        "GET /": OPEN,
+        "GET /any": ANY,
+        "POST /say": CHAT,
+        "GET /shut": SHUT,
+        "GET /jobs/{job_id}": ANY,
+        "POST /busy": ANY,
+        "POST /hear": CHAT,
+        "PUT /keep": ANY,
+    },
     model_requests=("POST /say",),
+    streamed=("POST /hear",),
+    uploads=("PUT /keep",),
 )
 KEYS = ("chatter", "batcher", "watcher", "boss")
 
@@ -54,7 +65,7 @@ class Directory:
 def application() -> FastAPI:
     app = FastAPI()
 
-    @app.api_route("/{path:path}", methods=["GET", "POST", "DELETE"])
+    @app.api_route("/{path:path}", methods=["GET", "POST", "PUT", "DELETE"])
     async def echo(request: Request, path: str) -> JSONResponse:
         body = await request.body()
         heard = {
@@ -71,7 +82,8 @@ def application() -> FastAPI:
 def client(gate: Gate, table: RouteTable = TABLE) -> httpx.AsyncClient:
     app = application()
     guard(app, table, gate)
-    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1:8000")
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)  # of an application that was told that its client has gone
+    return httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8000")
 
 
 @pytest.fixture
@@ -258,8 +270,9 @@ async def test_every_spelling_of_json_is_checked(http: httpx.AsyncClient) -> Non
     assert refusal(await http.post("/say", content=body, headers=bearer("boss")), 400)["param"] == "priority"
 
 
+@pytest.mark.parametrize("path", ["/busy", "/hear"], ids=["read here", "read by the route"])
 @pytest.mark.parametrize("is_told", [True, False], ids=["with its length", "in chunks"])
-async def test_a_body_above_the_limit_is_refused_before_it_is_held(http: httpx.AsyncClient, is_told: bool) -> None:
+async def test_a_body_above_the_limit_is_refused_before_it_is_held(http: httpx.AsyncClient, is_told: bool, path: str) -> None:
     sent = 0
 
     async def chunks() -> AsyncIterator[bytes]:
@@ -269,9 +282,16 @@ async def test_a_body_above_the_limit_is_refused_before_it_is_held(http: httpx.A
             yield b" " * 1000
 
     headers = {**bearer("boss"), **({"content-length": "100000"} if is_told else {})}
-    error = refusal(await http.post("/busy", content=chunks(), headers=headers), 413)
+    error = refusal(await http.post(path, content=chunks(), headers=headers), 413)
     assert error["code"] == "too_large"
     assert sent < 10
+
+
+async def test_the_bytes_of_an_upload_are_bounded_by_its_route(http: httpx.AsyncClient) -> None:
+    assert (await http.put("/keep", content=b"1" * 3000, headers=bearer("boss"))).json()["body"] == "1" * 3000
+    routes = [(CHAT_ROUTES, "POST", "/v1/audio/transcriptions"), (OPENAI_ROUTES, "POST", "/v1/files"), (JOBS_ROUTES, "PUT", "/uploads/a/b")]
+    found = [table.find(method, path) for table, method, path in routes]
+    assert [(route.is_streamed, route.is_upload) for route in found if route] == [(True, False), (True, True), (True, True)]
 
 
 async def test_a_busy_answer_says_when_to_come_again(http: httpx.AsyncClient) -> None:
@@ -289,6 +309,27 @@ async def test_a_request_for_many_answers_counts_as_many() -> None:
         assert refusal(answer, 429)["code"] == "rate_limit_exceeded"
         assert 1 <= int(answer.headers["retry-after"]) <= 25
         assert (await http.post("/say", json={"n": 9}, headers=bearer("chatter"))).status_code == 200
+
+
+async def test_an_upload_counts_when_it_begins_and_not_with_each_piece() -> None:
+    async with client(Gate(Directory(Limits(requests_per_minute=2)))) as http:
+        asked = ["", "?offset=3", "?offset=00", "?offset=4", "?offset=0", "?offset=+0", "?offset=5&offset=0", "?offset=6"]
+        got = [(await http.put(f"/keep{query}", content=b"1", headers=bearer("boss"))).status_code for query in asked]
+    assert got == [200, 200, 200, 200, 429, 429, 429, 200]
+
+
+async def test_an_upload_is_a_request_in_work_until_its_piece_has_come() -> None:
+    async with client(Gate(Directory(Limits(open_requests=1)))) as http:
+
+        async def put(content: bytes | AsyncIterator[bytes]) -> int:
+            return (await http.put("/keep", content=content, headers=bearer("boss"))).status_code
+
+        async def body() -> AsyncIterator[bytes]:
+            yield b"1"
+            meanwhile.append(await put(b"1"))
+
+        meanwhile: list[int] = []
+        assert (await put(body()), meanwhile, await put(b"1")) == (200, [429], 200)
 
 
 # -- listening ----------------------------------------------------------------------------------------------------------------------

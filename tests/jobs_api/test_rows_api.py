@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import hashlib
 import io
@@ -23,6 +24,7 @@ from harvester.serve.http.jobs.uploads_api import KEPT_S, Uploads
 from jobs.access.limits import Limits
 
 ID = "ab" * 32
+PATIENCE_S = 20.0
 
 
 async def test_an_upload_goes_on_where_it_ended_and_becomes_a_job(office: Office) -> None:  # noqa: F811
@@ -112,8 +114,12 @@ async def test_a_server_says_of_a_file_only_what_it_may_and_not_of_another_of_th
     assert seen == [{"is_user": False, "is_seen": is_seen} for is_seen in (True, False, False, False, False)]
 
 
-@pytest.mark.parametrize("limits", [Limits(max_upload_bytes=5), Limits(max_stored_bytes=8)], ids=["one", "all"])
-async def test_a_key_uploads_no_more_than_it_may(office: Office, limits: Limits) -> None:  # noqa: F811
+@pytest.mark.parametrize(
+    ("limits", "told"),
+    [(Limits(max_upload_bytes=5), "bytes that this API key may upload"), (Limits(max_stored_bytes=8), "would hold 11 bytes")],
+    ids=["one", "all"],
+)
+async def test_a_key_uploads_no_more_than_it_may(office: Office, limits: Limits, told: str) -> None:  # noqa: F811
     uploads = Uploads(office.folder)
     who = Identity("small", frozenset(), limits)
 
@@ -121,9 +127,39 @@ async def test_a_key_uploads_no_more_than_it_may(office: Office, limits: Limits)
         yield data
 
     first, second = uploads.path(ID, "a.csv", who), uploads.path("cd" * 32, "a.csv", who)
-    await uploads.append(first, 0, body(b"12345"), None, is_last=True, limits=limits)
-    with pytest.raises(TooLargeError, match="bytes that this API key may upload"):
-        await uploads.append(second, 0, body(b"123456"), None, is_last=True, limits=limits)
+    await uploads.append(first, 0, body(b"12345"), None, is_last=True, who=who)
+    with pytest.raises(TooLargeError, match=told):
+        await uploads.append(second, 0, body(b"123456"), None, is_last=True, who=who)
+
+
+async def test_a_keys_uploads_at_once_hold_together_no_more_than_it_may(office: Office) -> None:  # noqa: F811
+    uploads, all_begun = Uploads(office.folder), asyncio.Barrier(4)
+    who = Identity("small", frozenset(), Limits(max_stored_bytes=20))
+
+    async def body() -> AsyncIterator[bytes]:
+        yield b"1234"
+        await all_begun.wait()
+        yield b"5678"
+
+    paths = [uploads.path(f"{number:064x}", "a.csv", who) for number in range(4)]
+    sent = [uploads.append(path, 0, body(), None, is_last=True, who=who) for path in paths]
+    async with asyncio.timeout(PATIENCE_S):
+        done = await asyncio.gather(*sent, return_exceptions=True)
+    assert sum(isinstance(one, TooLargeError) for one in done) == 3, done
+    assert sum(path.stat().st_size for path in office.folder.uploads.rglob("*.part")) == 20
+
+
+async def test_a_piece_that_is_sent_again_counts_once(office: Office) -> None:  # noqa: F811
+    uploads = Uploads(office.folder)
+    who = Identity("small", frozenset(), Limits(max_stored_bytes=8))
+
+    async def body() -> AsyncIterator[bytes]:
+        yield b"1234"
+
+    path = uploads.path(ID, "a.csv", who)
+    for offset in (0, 0, 4, 4):
+        told = await uploads.append(path, offset, body(), None, is_last=False, who=who)
+    assert told["bytes"] == 8
 
 
 async def test_results_are_downloaded_as_one_file_in_each_format(office: Office) -> None:  # noqa: F811

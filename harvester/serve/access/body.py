@@ -9,32 +9,33 @@ from dataclasses import dataclass
 from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Send
 
-from harvester.errors import ParameterError, SlowBodyError, TooLargeError
+from harvester.errors import HarvesterError, ParameterError, SlowBodyError, TooLargeError
 
 MAX_BRACKETS = 1 << 20  # objects and lists of a JSON body: each takes up to 30 times its bytes once it is read
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """A body may take ``grace_s`` seconds, and one more for each ``bytes_per_s`` bytes that have come."""
+    """A body may take ``grace_s`` seconds, and one more for each ``bytes_per_s`` bytes that come, of which it saves up ``max_left_s``."""
 
     grace_s: float = 30.0
     bytes_per_s: int = 16_384
+    max_left_s: float = 60.0  # what came fast must not let a client hold its request, and the bytes sent, for days
 
-    def left_s(self, spent_s: float, held_bytes: int) -> float:
-        return self.grace_s + held_bytes / self.bytes_per_s - spent_s
+    def left_s(self, left_s: float, spent_s: float, came_bytes: int) -> float:
+        """Seconds left after ``came_bytes`` came within ``spent_s`` of the ``left_s`` that there were."""
+        return min(self.max_left_s, left_s - spent_s + came_bytes / self.bytes_per_s)
 
 
 def paced(receive: Receive, pace: Pace) -> Receive:
     """``receive``, but raises `SlowBodyError` if the body comes more slowly than ``pace``. Messages after the body are not timed."""
     loop = asyncio.get_running_loop()
-    spent_s, held_bytes, is_whole = 0.0, 0, False
+    left_s, spent_s, held_bytes, is_whole = pace.grace_s, 0.0, 0, False
 
     async def next_part() -> Message:
-        nonlocal spent_s, held_bytes, is_whole
+        nonlocal left_s, spent_s, held_bytes, is_whole
         if is_whole:
             return await receive()
-        left_s = pace.left_s(spent_s, held_bytes)
         begun_s = loop.time()  # time in which the application asks for nothing does not count
         try:
             message = await asyncio.wait_for(receive(), max(0.0, left_s))
@@ -43,24 +44,44 @@ def paced(receive: Receive, pace: Pace) -> Receive:
                 f"the body of the request came too slowly: {held_bytes:,} bytes in {spent_s + loop.time() - begun_s:.0f} s; send it again, "
                 f"at {pace.bytes_per_s:,} bytes a second or more"
             ) from None
-        spent_s += loop.time() - begun_s
-        held_bytes += len(message.get("body", b""))
+        waited_s, came_bytes = loop.time() - begun_s, len(message.get("body", b""))
+        left_s = pace.left_s(left_s, waited_s, came_bytes)
+        spent_s += waited_s
+        held_bytes += came_bytes
         is_whole = message["type"] != "http.request" or not message.get("more_body", False)
         return message
 
     return next_part
 
 
-def answering(receive: Receive, send: Send, answer: Callable[[SlowBodyError], Awaitable[None]]) -> tuple[Receive, Send]:
-    """For an application that reads its body itself: a slow one is answered here, and the application told that the client has gone."""
+def bounded(receive: Receive, headers: Headers, max_bytes: int) -> Receive:
+    """``receive``, but raises `TooLargeError` once more than ``max_bytes`` have come. Raises it here if ``headers`` announce more."""
+    length = headers.get("content-length", "")
+    if length.isdecimal() and (len(length) > 15 or int(length) > max_bytes):
+        raise _too_long(max_bytes)
+    held_bytes = 0
+
+    async def next_part() -> Message:
+        nonlocal held_bytes
+        message = await receive()
+        held_bytes += len(message.get("body", b""))
+        if held_bytes > max_bytes:
+            raise _too_long(max_bytes)
+        return message
+
+    return next_part
+
+
+def answering(receive: Receive, send: Send, answer: Callable[[HarvesterError], Awaitable[None]]) -> tuple[Receive, Send]:
+    """For an application that reads its body itself: what ``receive`` raises is answered here, and to it the client has gone."""
     is_begun = is_answered = False
 
     async def receiving() -> Message:
         nonlocal is_answered
         try:
             return await receive()
-        except SlowBodyError as error:
-            if not is_begun:
+        except HarvesterError as error:
+            if not (is_begun or is_answered):
                 is_answered = True
                 await answer(error)
             return {"type": "http.disconnect"}
@@ -74,20 +95,14 @@ def answering(receive: Receive, send: Send, answer: Callable[[SlowBodyError], Aw
     return receiving, sending
 
 
-async def read(receive: Receive, headers: Headers, max_bytes: int) -> bytes:
-    """The whole body. Raises `TooLargeError` before more than ``max_bytes`` is held, `ParameterError` if the client hangs up."""
-    length = headers.get("content-length", "")
-    if length.isdecimal() and (len(length) > 15 or int(length) > max_bytes):
-        raise _too_long(max_bytes)
-    chunks, held_bytes = [], 0
+async def read(receive: Receive) -> bytes:
+    """The whole body. Raises `ParameterError` if the client hangs up."""
+    chunks = []
     while True:
         message = await receive()
         if message["type"] != "http.request":
             raise ParameterError("the client hung up before the request was whole")
         chunks.append(message.get("body", b""))
-        held_bytes += len(chunks[-1])
-        if held_bytes > max_bytes:
-            raise _too_long(max_bytes)
         if not message.get("more_body", False):
             return b"".join(chunks)
 

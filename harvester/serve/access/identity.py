@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Protocol
@@ -23,6 +24,11 @@ class Identity:
     @property
     def is_admin(self) -> bool:
         return Role.ADMIN in self.roles
+
+    @property
+    def folder(self) -> str:
+        """Name of the folders that hold what it sent and asked for: what a client sends is never part of a path."""
+        return hashlib.sha256((self.name or "").encode()).hexdigest()[:16]
 
     def has_one_of(self, needed: Collection[Role]) -> bool:
         return bool(needed) and (self.is_admin or not self.roles.isdisjoint(needed))

@@ -27,25 +27,36 @@ ADMIN: Needed = frozenset({Role.ADMIN})
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """``is_model_request``: the body is checked as a request to the model. ``is_streamed``: the route reads the body in pieces."""
+    """``is_model_request``: the body is checked as a request to the model. ``is_streamed``: the route reads the body in pieces.
+
+    ``is_upload``: the body is a file to be stored, or a piece of one. The route reads it in pieces, and bounds it.
+    """
 
     needed: Needed
     is_model_request: bool = False
     is_streamed: bool = False
+    is_upload: bool = False
 
 
 class RouteTable:
-    """Routes as ``"METHOD /path/{name}"``. ``model_requests`` and ``streamed``: see `Route`."""
+    """Routes as ``"METHOD /path/{name}"``. ``model_requests``, ``streamed`` and ``uploads``: see `Route`."""
 
-    def __init__(self, routes: Mapping[str, Needed], model_requests: Collection[str] = (), streamed: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        routes: Mapping[str, Needed],
+        model_requests: Collection[str] = (),
+        streamed: Collection[str] = (),
+        uploads: Collection[str] = (),
+    ) -> None:
         self.routes = dict(routes)
         self._model_requests = frozenset(model_requests)
-        self._streamed = frozenset(streamed)
+        self._streamed = frozenset((*streamed, *uploads))
+        self._uploads = frozenset(uploads)
         self._exact: dict[tuple[str, str], Route] = {}
         self._shaped: list[tuple[str, re.Pattern[str], Route]] = []
         for name, needed in routes.items():
             method, _, path = name.partition(" ")
-            route = Route(needed, name in self._model_requests, name in self._streamed)
+            route = Route(needed, name in self._model_requests, name in self._streamed, name in self._uploads)
             if "{" in path:
                 self._shaped.append((method, compile_path(path)[0], route))
             else:
@@ -68,9 +79,8 @@ class RouteTable:
     def with_routes(self, added: Mapping[str, Role]) -> RouteTable:
         """This table with the routes that a configuration gives to roles. What is sent to those is checked as a request to the model."""
         posts = {name for name in added if name.startswith("POST ")}
-        return RouteTable(
-            self.routes | {name: frozenset({role}) for name, role in added.items()}, self._model_requests | posts, self._streamed
-        )
+        routes = self.routes | {name: frozenset({role}) for name, role in added.items()}
+        return RouteTable(routes, self._model_requests | posts, self._streamed, self._uploads)
 
 
 def _documents(prefix: str = "") -> dict[str, Needed]:
@@ -208,7 +218,8 @@ JOBS_ROUTES = RouteTable(
         "POST /profile": ADMIN,
         "POST /scale": ADMIN,
     },
-    streamed=("PUT /uploads/{upload_id}/{name:path}", "POST /asleep/{path:path}"),
+    streamed=("POST /asleep/{path:path}",),
+    uploads=("PUT /uploads/{upload_id}/{name:path}",),
 )
 OPENAI_ROUTES = RouteTable(
     {
@@ -224,5 +235,5 @@ OPENAI_ROUTES = RouteTable(
         "GET /v1/batches/{batch_id}": BATCH,
         "POST /v1/batches/{batch_id}/cancel": BATCH,
     },
-    streamed=("POST /v1/files",),
+    uploads=("POST /v1/files",),
 )

@@ -11,14 +11,14 @@ from functools import partial
 from typing import Any
 
 from fastapi import FastAPI
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, QueryParams
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from harvester.engine.frontend.spending import ASKER, SPENT
 from harvester.errors import HarvesterError, KeyRefusedError, NotFoundError, ParameterError, RoleError
 from harvester.logs import about
-from harvester.serve.access.body import again, answering, check_brackets, check_encoding, paced, read
+from harvester.serve.access.body import again, answering, bounded, check_brackets, check_encoding, paced, read
 from harvester.serve.access.gate import Gate
 from harvester.serve.access.identity import Identity
 from harvester.serve.access.routes import OPEN, SHUT, Route, RouteTable
@@ -31,6 +31,7 @@ from jobs.access.media import check_media
 PRIORITY_HEADER = b"x-vllm-priority"  # vLLM's, which only harvester sets
 REQUEST_ID = b"x-request-id"
 _NAME = re.compile(rb"[\w.:-]{1,128}", re.ASCII)
+_FURTHER = re.compile("0*[1-9][0-9]*")  # an offset behind the beginning
 RETRY_AFTER_S = 1
 STRANGER = Identity(None, frozenset())  # the caller of an open route
 _REFUSED = "this server needs an API key, but {what}; send one of its keys as Authorization: Bearer KEY (for commands: HARVESTER_API_KEY)"
@@ -90,21 +91,23 @@ class Wall:
             raise NotFoundError(f"unknown route {method} {scope['path'][:80]}")
         who = STRANGER if route.needed is OPEN else self._admit(route, headers)
         remember(scope, who)
-        requests = 1
+        requests = 0 if _goes_on(scope) else 1
         if method not in ("GET", "HEAD"):
             check_encoding(headers)
             receive = paced(receive, self._gate.pace)
+            if not route.is_upload:
+                receive = bounded(receive, headers, who.limits.max_body_bytes)
             if route.is_streamed:
                 receive, send = answering(receive, send, self._answer(scope, receive, send))
             else:
-                body = await read(receive, headers, who.limits.max_body_bytes)
+                body = await read(receive)
                 check_brackets(body)
                 receive = again(body, receive)
                 requests = _checked(scope, body, who, self._gate) if route.is_model_request else 1
         if self._gate.meter is not None:
             stack.callback(SPENT.reset, SPENT.set(partial(self._gate.meter.spent, who)))
             stack.callback(ASKER.reset, ASKER.set(who.name))
-        if method == "POST" and route.needed is not OPEN:
+        if (method == "POST" or route.is_upload) and route.needed is not OPEN:
             stack.enter_context(self._gate.quotas.entered(who, requests))
         return receive, send
 
@@ -129,6 +132,11 @@ class Wall:
             needed, own = (" or ".join(sorted(roles)) for roles in (route.needed or (), who.roles))
             raise RoleError(f"this needs a key of role {needed}, and key {who.name} has {own}; ask the administrator for one")
         return who
+
+
+def _goes_on(scope: Scope) -> bool:
+    """Whether the request is a further piece of an upload, which was counted when it began."""
+    return scope["method"] == "PUT" and _FURTHER.fullmatch(QueryParams(scope["query_string"]).get("offset", "")) is not None
 
 
 def _checked(scope: Scope, body: bytes, who: Identity, gate: Gate) -> int:

@@ -24,6 +24,7 @@ from harvester.serve.deployments.placement import application_options
 from harvester.serve.deployments.scale.replicas import Replicas
 from harvester.serve.deployments.seam import keep_to_loopback
 from harvester.serve.deployments.version import bound
+from harvester.serve.http.jobs.intake import Intake
 from harvester.serve.openai.api import openai_api
 from harvester.serve.processes import lower_priority
 from harvester.timers import USUAL_S, set_timer_slack
@@ -54,6 +55,7 @@ class FilesApp:
             None,
             max_bytes=config.batches.max_file_bytes,
             gate=gate_of(config, folder.keys, tracer=tracer_of(config.traces, "files")),
+            intake=Intake(self._files, folder, config.harvest.min_free_bytes),
         )
         self._sweeping: asyncio.Task[None] | None = None
 

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from starlette.types import Receive, Scope, Send
 
 from harvester.core import __version__
-from harvester.errors import NotFoundError, ParameterError, TooLargeError
+from harvester.errors import NotFoundError, ParameterError
 from harvester.serve.access.gate import Gate
 from harvester.serve.access.identity import Identity
 from harvester.serve.access.routes import OPENAI_ROUTES
@@ -20,6 +20,7 @@ from harvester.serve.access.wall import guard
 from harvester.serve.access.who import Who
 from harvester.serve.http.contract import describe, refusal
 from harvester.serve.http.disconnects import despite_disconnect
+from harvester.serve.http.jobs.intake import Intake, Receipt
 from harvester.serve.http.jobs.upload import Form, boundary_of, receive, too_large
 from harvester.serve.openai.errors import PlainJson, handle_errors
 from harvester.serve.openai.objects import BatchObject, FileDeleted, FileObject, OpenAiRefusal, Page, answers
@@ -70,10 +71,11 @@ def openai_api(
     *,
     max_bytes: int | None = None,
     gate: Gate | None = None,
+    intake: Intake | None = None,
 ) -> OpenAiApp:
     """The application: ``/v1/files`` if ``files`` is given, ``/v1/batches`` if a ``controller`` is.
 
-    ``max_bytes``: limit of an upload. ``gate``: whom it lets in; None: everybody.
+    ``max_bytes``: limit of an upload. ``gate``: whom it lets in; None: everybody. ``intake``: counts what keys store; None: these files.
     """
     prefix = "/v1/batches" if files is None else "/v1/files"
     app = OpenAiApp(
@@ -89,26 +91,26 @@ def openai_api(
     handle_errors(app)
     describe(app, OpenAiRefusal, asks_for_key=gate.keys.asks_for_key)
     if files is not None:
-        _files(app, files, max_bytes)
+        _files(app, files, intake or Intake(files), max_bytes)
     if controller is not None:
         _batches(app, controller)
     guard(app, OPENAI_ROUTES, gate)
     return app
 
 
-def _files(app: FastAPI, store: FileStore, max_bytes: int | None) -> None:
+def _files(app: FastAPI, store: FileStore, intake: Intake, max_bytes: int | None) -> None:
     @app.post("/v1/files", openapi_extra=_UPLOAD, **answers(FileObject))
     async def upload(request: Request, who: Who) -> dict[str, Any]:
         boundary = boundary_of(request.headers.get("content-type", ""))
         length = request.headers.get("content-length", "")
-        bounds = (max_bytes, who.limits.max_upload_bytes, await asyncio.to_thread(_room, store, who))
-        bound = min((bound for bound in bounds if bound is not None), default=None)
-        if bound is not None and length.isdigit() and int(length) > bound + FORM_BYTES:
-            raise too_large(bound)
         file_id = new_file_id()
-        path = store.content(file_id)
-        form = await receive(request.stream(), boundary, path, bound)
-        return await despite_disconnect(_entered(store, file_id, form, who))
+        async with intake.receiving(who, store.content(file_id)) as receipt:
+            bounds = (max_bytes, who.limits.max_upload_bytes, receipt.left_bytes())
+            bound = min((bound for bound in bounds if bound is not None), default=None)
+            if bound is not None and length.isdigit() and int(length) > bound + FORM_BYTES:
+                raise too_large(bound)
+            form = await receive(request.stream(), boundary, receipt, bound)
+            return await despite_disconnect(_entered(store, file_id, form, who, receipt))
 
     @app.get("/v1/files", **answers(Page[FileObject]))
     async def listing(
@@ -139,8 +141,9 @@ def _files(app: FastAPI, store: FileStore, max_bytes: int | None) -> None:
         return StreamingResponse(_chunks(file), media_type="application/octet-stream", headers=headers)
 
 
-async def _entered(store: FileStore, file_id: str, form: Form, who: Identity) -> dict[str, Any]:
+async def _entered(store: FileStore, file_id: str, form: Form, who: Identity, receipt: Receipt) -> dict[str, Any]:
     try:
+        await receipt.check()
         expires = _checked(form.fields)
         seconds = expires.seconds if expires else None
         stored = await asyncio.to_thread(store.enter, file_id, form.filename or "", "batch", seconds, who.name)
@@ -165,17 +168,6 @@ def _checked(fields: dict[str, str]) -> ExpiresAfter | None:
     except ValidationError as error:
         first = error.errors()[0]
         raise ParameterError(f"expires_after.{first['loc'][0]}: {first['msg']}", "expires_after") from error
-
-
-def _room(store: FileStore, who: Identity) -> int | None:
-    """Bytes that the key may still store; None: no limit. Raises `TooLargeError` where there are none."""
-    limit = who.limits.max_stored_bytes
-    if limit is None:
-        return None
-    held = sum(stored.bytes for stored in store.list() if stored.owner == who.name and stored.purpose == "batch")
-    if held >= limit:
-        raise TooLargeError(f"the files of this key hold {held:,} bytes; the limit is {limit:,}: delete some", "file")
-    return limit - held
 
 
 def _own(store: FileStore, file_id: str, who: Identity) -> StoredFile:

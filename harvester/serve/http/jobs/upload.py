@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import BinaryIO
 
 from python_multipart.exceptions import FormParserError
@@ -14,6 +13,7 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 
 from connectors.durable import publish
 from harvester.errors import ParameterError, TooLargeError
+from harvester.serve.http.jobs.intake import Receipt
 
 MAX_FIELDS = 16
 MAX_FIELD_BYTES = 4096
@@ -22,7 +22,7 @@ LONGEST_NAME = 255
 
 @dataclass(slots=True)
 class Form:
-    """The plain fields and the file's name. Its content is at the path given to `receive`."""
+    """The plain fields and the file's name. Its content is at the path of the receipt given to `receive`."""
 
     fields: dict[str, str] = field(default_factory=dict)
     filename: str | None = None
@@ -101,19 +101,20 @@ def boundary_of(content_type: str) -> bytes:
     return bytes(boundary)
 
 
-async def receive(chunks: AsyncIterator[bytes], boundary: bytes, path: Path, max_bytes: int | None) -> Form:
-    """Read a form; its file is at ``path`` afterwards, on disk and whole. Holds one chunk in memory.
+async def receive(chunks: AsyncIterator[bytes], boundary: bytes, receipt: Receipt, max_bytes: int | None) -> Form:
+    """Read a form; its file is at the receipt's path afterwards, on disk and whole. Holds one chunk in memory.
 
-    Raises `ParameterError` for a form that is damaged or lacks its file, `TooLargeError` as soon as the file is above ``max_bytes``,
-    and `StorageError`; nothing is left at ``path`` then.
+    Raises `ParameterError` for a form that is damaged or lacks its file, `TooLargeError` as soon as the file is above ``max_bytes``
+    or what its key may store, and `StorageError`; nothing is left at the path then.
     """
     with ExitStack() as stack:
-        parts = _Parts(stack.enter_context(publish(path)), max_bytes)
+        parts = _Parts(stack.enter_context(publish(receipt.path)), max_bytes)
         callbacks = {name: getattr(parts, name) for name in dir(parts) if name.startswith("on_")}
         try:
             parser = MultipartParser(boundary, callbacks)  # type: ignore[arg-type]  # a TypedDict of the same names
             async for chunk in chunks:
                 parser.write(chunk)
+                await receipt.grow(parts.file_bytes)
         except FormParserError as error:
             raise ParameterError(f"the form cannot be read: {str(error)[:200]}; send it again") from error
         if parts.form.filename is None:

@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncIterator, Collection
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from fastapi import FastAPI, Request
 
@@ -20,8 +20,9 @@ from connectors.paths.rules import SourceRules
 from harvester.errors import NotFoundError, ParameterError, StateError, StorageError, TooLargeError
 from harvester.serve.access.identity import Identity
 from harvester.serve.access.who import Who
+from harvester.serve.http.jobs.intake import Intake, Receipt, size_of
 from harvester.serve.http.jobs.owned import LedgerJobs
-from jobs.access.limits import Limits
+from jobs.batches.files import FileStore
 from jobs.states import ENDED
 from jobs.storage.folder import StateFolder
 
@@ -40,7 +41,7 @@ class Uploads:
 
     def __init__(self, folder: StateFolder, min_free_bytes: int = 0) -> None:
         self._folder = folder
-        self._min_free_bytes = min_free_bytes
+        self._intake = Intake(FileStore(folder.files, time.time), folder, min_free_bytes)
         self._swept_s = 0.0
 
     def path(self, upload_id: str, name: str, who: Identity) -> Path:
@@ -66,41 +67,35 @@ class Uploads:
         return str(path), SourceRules(roots=(str(folder),))
 
     async def append(
-        self, path: Path, offset: int, body: AsyncIterator[bytes], digest: str | None, *, is_last: bool, limits: Limits | None = None
+        self, path: Path, offset: int, body: AsyncIterator[bytes], digest: str | None, *, is_last: bool, who: Identity
     ) -> dict[str, Any]:
         """Write a piece at ``offset``. Sending a piece again has no further effect. Holds one chunk in memory.
 
         Raises `ParameterError` for a piece that leaves a gap, or whose SHA-256 is not ``digest``; the bytes before ``offset`` stay.
-        `TooLargeError` above the caller's ``limits``, `LowDiskError` if the disk is nearly full.
+        `TooLargeError` above the caller's limits, `LowDiskError` if the disk is nearly full.
         """
         if path.is_file():
             async for _ in body:
                 pass
             return state_of(path, self.root(path))
-        self._folder.check_free(self._min_free_bytes)
-        max_bytes = await asyncio.to_thread(self._max_bytes, path, limits)
-        found = hashlib.sha256()
         try:
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with open(os.open(_part(path), os.O_RDWR | os.O_CREAT, 0o600), "r+b") as file:  # noqa: PTH123, ASYNC230
-                size = file.seek(0, os.SEEK_END)
-                if offset > size:
-                    raise ParameterError(f"the upload has {size} bytes; go on there, not at {offset}", "offset")
-                file.seek(offset)
-                async for chunk in body:
-                    if max_bytes is not None and file.tell() + len(chunk) > max_bytes:
-                        raise TooLargeError(f"{path.name} would be above the {max_bytes:,} bytes that this API key may upload; split it")
-                    found.update(chunk)
-                    file.write(chunk)
-                if digest is not None and found.hexdigest() != digest.lower():
-                    file.truncate(offset)
-                    raise ParameterError(
-                        f"the piece at {offset} arrived damaged: its SHA-256 is not that of {DIGEST}; send it again", DIGEST
-                    )
-                if is_last:
-                    file.truncate()
-                    file.flush()
-                    await asyncio.to_thread(os.fsync, file.fileno())
+            async with self._intake.receiving(who, _part(path)) as receipt:
+                path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                with open(os.open(_part(path), os.O_RDWR | os.O_CREAT, 0o600), "r+b") as file:  # noqa: PTH123, ASYNC230
+                    size = file.seek(0, os.SEEK_END)
+                    if offset > size:
+                        raise ParameterError(f"the upload has {size} bytes; go on there, not at {offset}", "offset")
+                    file.seek(offset)
+                    found = await _written(file, path.name, body, receipt, who.limits.max_upload_bytes)
+                    if digest is not None and found != digest.lower():
+                        file.truncate(offset)
+                        raise ParameterError(
+                            f"the piece at {offset} arrived damaged: its SHA-256 is not that of {DIGEST}; send it again", DIGEST
+                        )
+                    if is_last:
+                        file.truncate()
+                        file.flush()
+                        await asyncio.to_thread(os.fsync, file.fileno())
         except OSError as error:
             raise storage_error("keep the upload in", path, error) from error
         return state_of(path, self.root(path))
@@ -123,15 +118,6 @@ class Uploads:
                 raise storage_error("keep the upload", path, error) from error
         return state_of(path, self.root(path))
 
-    def _max_bytes(self, path: Path, limits: Limits | None) -> int | None:
-        """Size limit of this file: the key's limit for one upload, or what is left of its limit for all, if that is less."""
-        if limits is None or (limits.max_upload_bytes is None and limits.max_stored_bytes is None):
-            return None
-        owner = self.root(path).parent
-        others = sum(found.stat().st_size for found in owner.rglob("*") if found.is_file() and found not in (path, _part(path)))
-        left = None if limits.max_stored_bytes is None else max(0, limits.max_stored_bytes - others)
-        return min(limit for limit in (left, limits.max_upload_bytes) if limit is not None)
-
     def is_due(self, now_s: float) -> bool:
         """Whether it is time to `sweep`."""
         is_due = now_s - self._swept_s > SWEEP_S
@@ -153,8 +139,7 @@ class Uploads:
                     self.forget(folder)
 
     def _own(self, upload_id: str, who: Identity) -> Path:
-        owner = hashlib.sha256((who.name or "").encode()).hexdigest()[:16]
-        return self._folder.uploads / owner / upload_id
+        return self._folder.uploads / who.folder / upload_id
 
     def root(self, path: Path) -> Path:
         """Folder of the upload that ``path`` belongs to."""
@@ -165,12 +150,24 @@ def state_of(path: Path, root: Path) -> dict[str, Any]:
     """Bytes received, whether the file is complete, and its address."""
     is_whole = path.is_file()
     part = path if is_whole else _part(path)
-    size = part.stat().st_size if part.exists() else 0
-    return {"bytes": size, "is_whole": is_whole, "uri": f"{SCHEME}{root.name}/{path.relative_to(root)}"}
+    return {"bytes": size_of(part), "is_whole": is_whole, "uri": f"{SCHEME}{root.name}/{path.relative_to(root)}"}
 
 
 def _part(path: Path) -> Path:
     return path.with_name(f"{path.name}{_PART}")
+
+
+async def _written(file: BinaryIO, name: str, body: AsyncIterator[bytes], receipt: Receipt, max_bytes: int | None) -> str:
+    """Write a piece where ``file`` stands; its SHA-256. Raises `TooLargeError`, and `LowDiskError`, before the file is too large."""
+    found = hashlib.sha256()
+    async for chunk in body:
+        end = file.tell() + len(chunk)
+        if max_bytes is not None and end > max_bytes:
+            raise TooLargeError(f"{name} would be above the {max_bytes:,} bytes that this API key may upload; split it")
+        await receipt.grow(end)
+        found.update(chunk)
+        file.write(chunk)
+    return found.hexdigest()
 
 
 def _digest_of(path: Path) -> str:
@@ -195,7 +192,7 @@ def add_uploads(app: FastAPI, ledger: LedgerJobs, folder: StateFolder, min_free_
         upload_id: str, name: str, request: Request, who: Who, offset: int = 0, last: bool = False, digest: str | None = None
     ) -> dict[str, Any]:
         path = uploads.path(upload_id, name, who)
-        state = await uploads.append(path, offset, request.stream(), request.headers.get(DIGEST), is_last=last, limits=who.limits)
+        state = await uploads.append(path, offset, request.stream(), request.headers.get(DIGEST), is_last=last, who=who)
         return await uploads.finish(path, digest) if last else state
 
     @app.delete("/uploads/{upload_id}/{name:path}", include_in_schema=False)
