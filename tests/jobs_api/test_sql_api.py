@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import time
 from pathlib import Path
 
 import pytest
 from test_jobs_api import Office, office, refused
 
 from harvester.errors import StorageError
+from harvester.serve.http.answers import ANSWER_S
+from harvester.serve.http.jobs.removal import keep_removing
 from jobs.storage.folder import StateFolder
+from jobs.testing import DirectLedger
 
 __all__ = ["office"]
+PATIENCE_S = 20.0
 
 
 async def test_jobs_are_asked_for_in_sql(office: Office) -> None:
@@ -32,6 +39,23 @@ async def test_jobs_are_asked_for_in_sql(office: Office) -> None:
 async def test_sql_that_reads_elsewhere_attaches_or_writes_is_refused(office: Office, query: str) -> None:
     refused(await office.post("/sql", {"query": query.format(docs=office.docs)}), 400)
     assert not Path(f"{office.docs}.csv").exists()
+
+
+async def test_an_answer_is_kept_for_an_hour_and_then_goes_though_nobody_asks_again(office: Office) -> None:
+    answers = [(await office.post("/sql/answers", {"query": f"select {number}"})).json()["id"] for number in range(2)]
+    old, young = (next(office.folder.answers.rglob(f"{answer}.arrow")) for answer in answers)
+    draft = old.with_suffix(".draft")  # of a server that was killed
+    draft.write_bytes(b"half")
+    for path in (old, draft):
+        os.utime(path, (time.time() - 2 * ANSWER_S,) * 2)
+    assert "kept for an hour" in refused(await office.http.get(f"/sql/answers/{answers[0]}"), 404)
+    sweeping = asyncio.create_task(keep_removing(DirectLedger(office.ledger, office.clock), office.folder, None))
+    async with asyncio.timeout(PATIENCE_S):
+        while old.exists() or draft.exists():  # noqa: ASYNC110 - the loop has no event
+            await asyncio.sleep(0.005)
+    sweeping.cancel()
+    assert young.exists()
+    assert (await office.http.get(f"/sql/answers/{answers[1]}")).status_code == 200
 
 
 async def test_a_ledger_that_cannot_be_written_leaves_no_half_of_a_job(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:

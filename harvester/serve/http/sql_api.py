@@ -7,13 +7,8 @@ byte offset.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
-import re
-import secrets
-import time
 from collections.abc import Iterator
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,9 +18,9 @@ from fastapi import FastAPI, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, Field
 
-from harvester.errors import NotFoundError
 from harvester.serve.access.identity import Identity
 from harvester.serve.access.who import Who
+from harvester.serve.http.answers import Answers
 from harvester.serve.http.contract import refusal
 from harvester.serve.http.jobs.download import KINDS
 from harvester.serve.http.jobs.owned import LedgerTables, own_table
@@ -36,9 +31,7 @@ from jobs.sql.pool import QueryPool
 from jobs.sql.sandbox import MAX_QUERY_CHARS
 from jobs.storage.folder import StateFolder
 
-ANSWER_S = 3600.0  # an answer is kept for so long
 FETCH_AT_ONCE = 2  # queries that fetch results from the storage at the same time; they hold no place in the pool meanwhile
-_ANSWER = re.compile(r"[0-9a-f]{32}")
 
 
 class Question(BaseModel):
@@ -63,37 +56,6 @@ class Answered(BaseModel):
 
 class KeptQuestion(BaseModel):
     query: str = Field(min_length=1, max_length=MAX_QUERY_CHARS)
-
-
-class Answers:
-    """Answer files, in one folder for each key's name."""
-
-    def __init__(self, folder: StateFolder) -> None:
-        self._root = folder.answers
-
-    def new(self, who: Identity) -> Path:
-        """Path for a new answer. Removes answers older than an hour."""
-        now_s = time.time()
-        for path in self._root.glob("*/*"):
-            with suppress(OSError):
-                if now_s - path.stat().st_mtime > ANSWER_S:
-                    path.unlink()
-        path = self.path(secrets.token_hex(16), who)
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return path
-
-    def path(self, answer_id: str, who: Identity) -> Path:
-        """Path of an answer. Raises `NotFoundError` for an invalid id."""
-        if not _ANSWER.fullmatch(answer_id):
-            raise NotFoundError(f"there is no answer {answer_id[:80]!r}; ask again")
-        return self._root / hashlib.sha256((who.name or "").encode()).hexdigest()[:16] / f"{answer_id}.arrow"
-
-    def opened(self, answer_id: str, who: Identity) -> Path:
-        """Path of a complete answer. Raises `NotFoundError` if there is none."""
-        path = self.path(answer_id, who)
-        if not path.is_file():
-            raise NotFoundError(f"there is no answer {answer_id}, or no longer: it is kept for an hour; ask again")
-        return path
 
 
 def add_sql(app: FastAPI, tables: LedgerTables, folder: StateFolder, pool: QueryPool, min_free_bytes: int = 0) -> None:

@@ -1,4 +1,4 @@
-"""Jobs removed from the ledger and the disk: on request, and when they are older than the configuration keeps them."""
+"""Jobs removed from the ledger and the disk, on request or when they are older than the configuration keeps them; old answers of SQL."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import time
 from typing import Protocol
 
 from harvester.errors import HarvesterError, StateError
+from harvester.serve.http.answers import Answers
 from jobs.removal import begun_removals, check_removable, forget_removal, is_of_batch, note_removal, old_jobs, remove_files
 from jobs.spec import JobView
 from jobs.storage.folder import StateFolder
@@ -74,8 +75,9 @@ async def remove_old(ledger: LedgerJobs, folder: StateFolder, retention_days: fl
 
 
 async def keep_removing(ledger: LedgerJobs, folder: StateFolder, retention_days: float | None) -> None:
-    """`finish_removals` and `remove_old` once an hour, until cancelled. Without ``retention_days`` no job is too old."""
+    """`finish_removals`, `remove_old` and `Answers.sweep` once an hour, until cancelled. Without ``retention_days`` no job is too old."""
     while True:
+        await asyncio.to_thread(Answers(folder).sweep)
         try:
             await finish_removals(ledger, folder)
             if retention_days is not None:
