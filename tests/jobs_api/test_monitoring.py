@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import shutil
@@ -16,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 import yaml
-from prometheus_client import CollectorRegistry, Counter, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from harvester.core import ServiceTier
@@ -25,7 +26,7 @@ from harvester.engine.shared.settings import Slo
 from harvester.errors import NoReplicaError, StorageError
 from harvester.ports import free_port
 from harvester.serve.http.jobs.jobs_api import jobs_api
-from harvester.serve.http.metrics_api import Fleet, is_at_risk
+from harvester.serve.http.metrics_api import Fleet, is_at_risk, merged
 from jobs.config import HarvestConfig
 from jobs.ledger.ledger import Ledger
 from jobs.plan.planner import JobPlanner
@@ -65,12 +66,14 @@ class Server:
         folder.prepare()
         self.ledger = Ledger(Path(":memory:"), folder.jobs, lease_s=10.0, now_s=self.clock(), new_server=True)
         self.told: list[dict[str, Any]] = []
+        self.asked = 0
         direct = DirectLedger(self.ledger, self.clock)
         self.fleet = Fleet(direct, self.replicas, "scripted", lambda: 3)
         app = jobs_api(direct, JobPlanner(folder, HarvestConfig(), "scripted"), self.info, fleet=self.fleet)
         self.http = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://jobs")
 
     async def replicas(self) -> list[dict[str, Any]]:
+        self.asked += 1
         if not self.told:
             raise NoReplicaError("no replica answers")
         return self.told
@@ -113,6 +116,47 @@ async def test_latencies_are_told_apart_by_class_and_tier(server: Server) -> Non
     labels = {"class": "online", "tier": "priority"}
     assert summed(samples, "harvester_ttft_seconds_count", **labels) == 1
     assert summed(samples, "harvester_ttft_seconds_sum", **labels) == pytest.approx(0.2)
+
+
+def odd_text(rank: int) -> str:
+    """What a replica may tell at worst: labels of our names and of names that end like them, marks within values, families of its own."""
+    registry = CollectorRegistry()
+    odd = Counter("odd", 'A \\ and a "\nline.', ["base_model", "path"], registry=registry)
+    for path in ('a "quoted" \\ {one}', "}} 7", ',model="x"', ",replica=", "", "two\nlines", "a\u2028b"):
+        odd.labels("base", path).inc(rank + 0.5)
+    Gauge("loaded", "Models.", ["model", "replica", "z"], registry=registry).labels('the "other"', "theirs", "").set(rank)
+    Gauge("bare", "", registry=registry).set(float("nan") if rank else float("inf"))
+    for name in ("wait", f"wait_{rank}"):  # one that both replicas have, and one of its own
+        Histogram(f"{name}_seconds", "Waits.", ["class"], registry=registry).labels("online").observe(0.2)
+    return generate_latest(registry).decode()
+
+
+async def test_a_scrape_shows_every_sample_of_every_replica_as_it_was_told(server: Server) -> None:
+    server.told = [{"replica": str(rank), "id": f"r{rank}", "text": odd_text(rank)} for rank in range(2)]
+    server.told.append({"replica": "0", "id": "r2", "text": odd_text(2), "model": 'org/"other"'})
+    told = {}
+    for one in server.told:
+        for sample in (sample for family in text_string_to_metric_families(one["text"]) for sample in family.samples):
+            labels = {"model": one.get("model", "scripted"), **sample.labels, "replica": one["replica"]}
+            told[sample.name, tuple(sorted(labels.items()))] = str(sample.value)  # nan is not nan
+    shown = {key: str(value) for key, value in (await server.scrape()).items() if not key[0].startswith("harvester_")}
+    assert shown == told
+
+
+async def test_scrapes_at_once_ask_the_replicas_once_and_leave_the_event_loop_free(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    worked_in: list[threading.Thread] = []
+
+    def seen(*given: Any) -> Any:
+        worked_in.append(threading.current_thread())
+        return merged(*given)
+
+    monkeypatch.setattr("harvester.serve.http.metrics_api.merged", seen)
+    server.told = [{"replica": "0", "id": "r0", "text": replica_text(7)}]
+    first, *others = await asyncio.gather(*(server.text() for _ in range(3)))
+    assert (server.asked, others) == (1, [first, first])
+    await server.text()
+    assert (server.asked, len(worked_in)) == (2, 2)
+    assert threading.current_thread() not in worked_in
 
 
 async def test_a_replica_that_leaves_is_not_counted_beside_its_successor(server: Server) -> None:
