@@ -7,7 +7,7 @@ import logging
 import time
 from typing import Protocol
 
-from harvester.errors import HarvesterError, StateError
+from harvester.errors import HarvesterError, NotFoundError, StateError
 from harvester.serve.http.answers import Answers
 from jobs.removal import begun_removals, check_removable, forget_removal, is_of_batch, note_removal, old_jobs, remove_files
 from jobs.spec import JobView
@@ -28,7 +28,8 @@ class LedgerJobs(Protocol):
 async def removed(ledger: LedgerJobs, folder: StateFolder, view: JobView) -> JobView:
     """Remove an ended job; return it as it was. Raises `StateError` if it has not ended, or its batch still has its files.
 
-    If the storage does not answer, the job's files there are deleted later (`finish_removals`).
+    If the storage does not answer, or the ledger does not tell whether the job is gone, its files there are deleted later
+    (`finish_removals`).
     """
     check_removable(view)
     if await asyncio.to_thread(is_of_batch, folder, view.id):
@@ -36,9 +37,11 @@ async def removed(ledger: LedgerJobs, folder: StateFolder, view: JobView) -> Job
     await asyncio.to_thread(note_removal, folder, view.id, view.source)
     try:
         await ledger.remove(view.id)
-    except HarvesterError:
+    except StateError:
         await asyncio.to_thread(forget_removal, folder, view.id)
         raise
+    except NotFoundError:  # the job was there: an earlier call, whose answer was lost, has removed it
+        log.info("job_gone job=%s", view.id)
     await _delete(ledger, folder, view.id, view.source)
     log.info("job_removed job=%s rows=%d", view.id, view.rows_total)
     return view
