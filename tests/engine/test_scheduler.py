@@ -328,6 +328,41 @@ def test_an_aborted_request_leaves_whatever_lane_it_is_in(harvest: Callable[...,
     assert drive.step() == {}
 
 
+def test_a_step_without_tokens_leaves_no_plan_for_requests_in_another_order(harvest: Callable[..., Drive]) -> None:
+    """With pipeline stages vLLM plans while a step is under way, and calls nothing for a step that got no tokens."""
+    drive = harvest()
+    for name in ("off-0", "off-1"):
+        drive.add(name, 40, 500, offline=True)
+    for _ in range(3):
+        drive.step()
+    drive.add("on", 100, 10, offline=False)
+    begun = drive.schedule()
+    drive.sent(begun)
+    assert drive.schedule().total_num_scheduled_tokens == 0
+    drive.update(begun)
+    views = []
+    brain = drive.scheduler._brain
+    plan = brain.plan
+    brain.plan = lambda view: views.append([row.name for row in view.running]) or plan(view)
+    running = [request.request_id for request in drive.scheduler.running]
+    drive.schedule()
+    assert views == [running]
+
+
+def test_an_engine_that_asks_for_no_masks_learns_from_its_steps_and_keeps_none(harvest: Callable[..., Drive]) -> None:
+    """As vLLM does for pooling models with several steps under way."""
+    drive = harvest()
+    drive.add("off", 40, 500, offline=True)
+    scheduler = drive.scheduler
+    observed = []
+    observe = scheduler._brain.observe
+    scheduler._brain.observe = lambda *given: observed.append(given) or observe(*given)
+    for _ in range(20):
+        drive.update(drive.schedule())
+    assert len(observed) >= 19
+    assert len(scheduler._answered) <= 1
+
+
 def test_one_step_of_asynchronous_scheduling_keeps_the_same_order(model: Path) -> None:
     from harvester.engine.vllm.core.scheduler import AsyncHarvestScheduler
 

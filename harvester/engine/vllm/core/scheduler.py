@@ -124,6 +124,7 @@ class HarvestScheduling(Stock):
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         self._sent()
+        self._learn()  # vLLM asks for no masks of a pooling model while several steps are under way
         if self.failed_recving_kv_req_ids and rollback.begin_anew(self):
             self._ahead.clear()
         now_s = time.monotonic()
@@ -200,6 +201,7 @@ class HarvestScheduling(Stock):
         allowed = self.max_num_scheduled_tokens if plan.budget_tokens is None else plan.budget_tokens
         self._stalled = bounds.waits_for_items(self, output, allowed) or (not tokens and self.waiting.has_ready and not self._steps)
         if not tokens:
+            self._ahead.clear()  # the running requests are in another order now, and vLLM may ask for no masks before the next step
             self._steps.plan(Step(None, output, 0, False, now_s, 0.0, StepState.SENT))
             return
         estimate_s = self._brain.parts.model.high_s(reads.rough_load(output)) or 0.0
