@@ -38,3 +38,27 @@ async def test_one_choice_too_many_is_offline_work_of_no_job_and_the_others_are_
     assert request.priority == (PRIORITY_OFFLINE if moved else priority)
     assert request.sampling_params is not None
     assert request.sampling_params.extra_args == ({"slo_class": "gold"} if moved else extra)
+
+
+async def test_a_chat_has_waited_since_it_reached_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM notes the arrival in the rendered prompt: an image takes long to render, and the first token is promised from the arrival."""
+    from vllm.sampling_params import SamplingParams
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    from harvester.engine.vllm.frontend import client
+
+    async def stock(self: Any, *given: Any, **named: Any) -> None:
+        pass
+
+    waits = list[float]()
+    monkeypatch.setattr(AsyncLLM, "add_request", stock)
+    monkeypatch.setattr(client.HarvestLLM, "_is_traced", False)
+    monkeypatch.setattr(client, "time", SimpleNamespace(time=lambda: 1000.5))
+    llm: Any = object.__new__(client.HarvestLLM)
+    llm.overload, llm._promise = None, lambda params: SimpleNamespace(ttft_s=1.0)
+    llm._signal = SimpleNamespace(arrived=lambda tokens, ttft_s, waited_s: waits.append(waited_s))
+    prompt = {"type": "token", "prompt_token_ids": [1, 2], "arrival_time": 1000.0}
+    await llm.add_request("a", prompt, SamplingParams())
+    await llm.add_request("b", prompt, SamplingParams(), 1000.25)
+    await llm.add_request("c", [1, 2], SamplingParams())
+    assert waits == [0.5, 0.25, 0.0]

@@ -46,3 +46,16 @@ def test_a_ring_beside_full_attention_has_none(config: Any) -> None:
 def test_pages_that_are_not_in_one_piece_have_none(config: Any, monkeypatch: pytest.MonkeyPatch, layout: str, expected: bool) -> None:
     monkeypatch.setattr(config.cache_config, "kv_cache_layout", layout)
     assert able(config, FullAttentionSpec(block_size=16, num_kv_heads=1, head_size=1, dtype=torch.float32)) == expected
+
+
+def test_pipeline_stages_of_other_sizes_have_the_same_slots(config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scheduler has the layout of the first stage, and names slots that each stage must have."""
+    monkeypatch.setattr(config.parallel_config, "pipeline_parallel_size", 2)
+    monkeypatch.setattr(type(config.model_config), "get_total_num_hidden_layers", lambda self: 5)
+    spec = FullAttentionSpec(block_size=16, num_kv_heads=1, head_size=64, dtype=torch.float32)
+
+    def slots(layers: int) -> int:
+        names = [f"layer{number}" for number in range(layers)]
+        return host_layout(config, KVCacheConfig(80, [], [KVCacheGroupSpec(names, spec)])).slots
+
+    assert slots(2) == slots(3) > 0

@@ -84,7 +84,7 @@ class Engine:
     """In the place of an engine whose requests fail: no real one does so when asked to."""
 
     def __init__(self, *ends: Generated | Exception) -> None:
-        self.ends, self.names = list(ends), list[str]()
+        self.ends, self.names, self.rendered = list(ends), list[str](), list[Any]()
         self.model_config = SimpleNamespace(get_diff_sampling_param=dict, encoder_config=None)
 
     def get_tokenizer(self) -> Any:
@@ -92,18 +92,19 @@ class Engine:
 
     async def complete(self, name: str, token_ids: list[int], **given: Any) -> Generated:
         self.names.append(name)
+        self.rendered.append(given["rendered"])
         end = self.ends.pop(0)
         if isinstance(end, Exception):
             raise end
         return end
 
 
-async def answered(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Completion:
+async def answered(engine: Engine, monkeypatch: pytest.MonkeyPatch, images: tuple[str, ...] = ()) -> Completion:
     monkeypatch.setattr("harvester.engine.frontend.offline.BUSY_WAIT_S", 0.0)
     given: Any = engine
-    without: Any = SimpleNamespace(reader=lambda *given: None, adapter=lambda name: None)
+    without: Any = SimpleNamespace(reader=lambda *given: None, adapter=lambda name: None, template_kwargs=lambda rendering: {})
     offline = OfflineEngine(given, without, without, None, "tiny", 4, None)
-    prompt = Prompt(({"role": "user", "content": "Hello"},), 8, 0.0, rendering=Rendering(is_plain=True))
+    prompt = Prompt(({"role": "user", "content": "Hello"},), 8, 0.0, rendering=Rendering(is_plain=not images, images=images))
     try:
         return await offline.complete(RowRequest("row", prompt))
     finally:
@@ -117,6 +118,21 @@ async def test_a_request_that_failed_in_the_engine_is_asked_once_more_and_is_no_
     with pytest.raises(RowError) as refused:
         await answered(Engine(generated("", "error"), generated("half", "abort")), monkeypatch)
     assert refused.value.code == "engine_failed"
+
+
+async def test_a_request_with_an_image_that_failed_is_rendered_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM sends an image once; where the engine core no longer has it, the request ends as an error, and the next is to bring it."""
+    engine = Engine(generated("", "error"), generated("yes", "stop"))
+    shown: list[dict[str, Any]] = []
+
+    async def render(*given: Any) -> dict[str, Any]:
+        shown.append({"prompt_token_ids": [1, 2], "number": len(shown)})
+        return shown[-1]
+
+    monkeypatch.setattr("harvester.engine.frontend.offline.Images", lambda *given: SimpleNamespace(prompt=render))
+    assert (await answered(engine, monkeypatch, images=("data:image/png;base64,AA",))).text == "yes"
+    assert engine.rendered == shown
+    assert len(shown) == 2
 
 
 async def test_a_full_queue_is_waited_for_and_a_refusal_is_the_row_s(monkeypatch: pytest.MonkeyPatch) -> None:

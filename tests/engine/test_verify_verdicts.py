@@ -160,6 +160,20 @@ def test_a_part_that_is_wrong_is_off_at_the_next_start_and_others_stay_on(tmp_pa
     assert (reduced.schedule.safepoints, reduced.schedule.budget, reduced.checkpoint.enabled) == ("auto", "fixed", False)
 
 
+def test_timing_the_copies_writes_nothing_into_kv_that_a_copy_may_be_bringing_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = torch.zeros(40, 8)
+    timed = kvcopy._timed
+
+    def beside(*given: Any) -> float:
+        took_s = timed(*given)
+        cache[1] += 1
+        return took_s
+
+    monkeypatch.setattr(kvcopy, "_timed", beside)
+    assert kvcopy.measure_kv_copy([cache], 40)["block_bytes"] == 32.0
+    assert cache[1].eq(2 * kvcopy.ROUNDS).all()
+
+
 @pytest.mark.parametrize(
     "text", [None, "{", "[]", '{"harvester": "0.0.0", "parts": []}'], ids=["none", "broken", "a list", "of another version"]
 )

@@ -86,10 +86,10 @@ class OfflineEngine:
         return Completion(json.dumps(found.vector), "stop", found.usage)
 
     async def _answer(self, request_id: str, prompt: Prompt, hint: SchedulingHint) -> Completion:
+        adapter = self._api.adapter(prompt.adapter)
         rendered = await self._shown(prompt)
         token_ids = await self._tokenize(prompt.messages, prompt.rendering) if rendered is None else list(rendered["prompt_token_ids"])
         reader = self._reasoning.reader(prompt, token_ids, await self._opening(prompt.rendering))
-        adapter = self._api.adapter(prompt.adapter)
 
         def ask(name: str) -> Awaitable[Generated]:
             return self._llm.complete(
@@ -108,6 +108,7 @@ class OfflineEngine:
 
         found = await _told(request_id, ask)
         if found.finish_reason in FAILED:
+            rendered = await self._shown(prompt)  # with its images: the engine core may have ended the request for want of one
             found = await _told(f"{request_id}-again", ask)
         if found.finish_reason in FAILED:
             raise RowError("engine_failed", f"vLLM ended the request twice with {found.finish_reason!r} and no answer; its log says why")

@@ -10,6 +10,7 @@ import torch
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorBase_V1, KVConnectorRole, SupportsHMA
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorTransferResults, KVConnectorWorkerMetadata
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import build_offloading_config
+from vllm.distributed.utils import get_pp_indices
 from vllm.v1.kv_cache_interface import AttentionSpec, FullAttentionSpec, KVCacheConfig, UniformTypeKVCacheSpecs, group_kernel_blocks
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 from vllm.v1.outputs import KVConnectorOutput
@@ -201,7 +202,8 @@ def host_layout(vllm_config: VllmConfig, caches: KVCacheConfig) -> HostLayout:
     groups, layout = caches.prefix_cacheable_group_ids, vllm_config.cache_config.kv_cache_layout
     kinds = [spec for number in groups for spec in _layer_specs(caches, number).values()]
     workers = found.parallel.world_size
-    slot_bytes = -(-found.worker_kv_bytes_per_block * workers // PAGE_BYTES) * PAGE_BYTES
+    largest_bytes = found.worker_kv_bytes_per_block * _largest_stage(vllm_config, len(kinds)) // max(1, len(kinds))
+    slot_bytes = -(-largest_bytes * workers // PAGE_BYTES) * PAGE_BYTES
     return HostLayout(
         slots=int(found.extra_config["cpu_bytes_to_use"]) // slot_bytes if slot_bytes else 0,
         slot_bytes=slot_bytes,
@@ -215,6 +217,15 @@ def host_layout(vllm_config: VllmConfig, caches: KVCacheConfig) -> HostLayout:
         and (layout is None or vllm_config.cache_config.get_resolved_kv_cache_layout().is_block_compact),
         prefix_caching=vllm_config.cache_config.enable_prefix_caching,
     )
+
+
+def _largest_stage(vllm_config: VllmConfig, layers: int) -> int:
+    """Layers of the largest pipeline stage; ``layers``: of this one. All stages and the scheduler must count the same slots."""
+    stages = vllm_config.parallel_config.pipeline_parallel_size
+    if stages == 1:
+        return layers
+    spans = [get_pp_indices(vllm_config.model_config.get_total_num_hidden_layers(), stage, stages) for stage in range(stages)]
+    return max(end - begin for begin, end in spans)
 
 
 def _layer_specs(caches: KVCacheConfig, number: int) -> dict[str, Any]:

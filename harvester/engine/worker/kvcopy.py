@@ -14,8 +14,8 @@ ROUNDS = 5
 def measure_kv_copy(caches: Sequence[torch.Tensor], blocks: int) -> dict[str, float]:
     """Median seconds of one block, over all layers, to host memory (``store_s``) and back (``load_s``), and its size (``block_bytes``).
 
-    ``caches``: one tensor per layer, with an axis of ``blocks`` or a multiple of it. The copies leave their contents as they are. Nothing
-    else may use them meanwhile.
+    ``caches``: one tensor per layer, with an axis of ``blocks`` or a multiple of it. They are read and never written, since checkpoints may
+    be on their way back into them: the copies to the device go to other memory, as large as ``BLOCKS`` blocks.
     """
     views = [_by_block(cache, blocks) for cache in caches]
     count = min(BLOCKS, blocks - 1)
@@ -23,7 +23,8 @@ def measure_kv_copy(caches: Sequence[torch.Tensor], blocks: int) -> dict[str, fl
     pinned = torch.cuda.is_available() and views[0].is_cuda
     host = [_empty(part, pinned) for part in device]
     store_s = [_timed(device, host, pinned) for _ in range(ROUNDS)]
-    load_s = [_timed(host, device, pinned) for _ in range(ROUNDS)]
+    target = [torch.empty_like(part) for part in device]
+    load_s = [_timed(host, target, pinned) for _ in range(ROUNDS)]
     size = sum(part[0].numel() * part.element_size() for part in device)
     return {"store_s": sorted(store_s)[ROUNDS // 2] / count, "load_s": sorted(load_s)[ROUNDS // 2] / count, "block_bytes": float(size)}
 

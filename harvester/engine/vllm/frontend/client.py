@@ -148,7 +148,8 @@ class HarvestLLM(AsyncLLM):
             chat = self.overload.chat_of(request_id, chat)
             self.overload.sent(chat, _tokens(prompt))
         if self._signal is not None and chat:
-            waited_s = max(0.0, time.time() - arrival_time) if arrival_time is not None else 0.0
+            came_s = prompt.get("arrival_time") if arrival_time is None and isinstance(prompt, dict) else arrival_time
+            waited_s = 0.0 if came_s is None else max(0.0, time.time() - came_s)
             self._signal.arrived(_tokens(prompt), self._promise(params).ttft_s, waited_s)
         return collector
 
