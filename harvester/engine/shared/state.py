@@ -6,15 +6,20 @@ processes of a machine share.
 
 from __future__ import annotations
 
+import fcntl
 import math
 import mmap
 import os
 import tempfile
+import time
+from contextlib import suppress
 from enum import IntEnum
 from pathlib import Path
 
 from harvester.policy.step.preempt import Flight
 
+PREFIX = "harvester-state-"
+YOUNG_S = 60.0  # age up to which a file may not be locked yet
 COEFFICIENTS = 16  # fields reserved for the latency model's
 RING = 512
 MAX_SAFEPOINTS = 4096  # in a step; leaves room for 2**41 step numbers in a float64
@@ -125,21 +130,26 @@ class SharedState:
     def __init__(self, path: Path) -> None:
         """Map the shared state that `make` made. Raises `OSError` where it is gone."""
         self.path = path
+        self._lock: int | None = None
         with path.open("r+b") as file:
             self._map = mmap.mmap(file.fileno(), SIZE)
         self._cells = memoryview(self._map).cast("d")
 
     @classmethod
     def make(cls) -> SharedState:
-        """Create one, all zero: in ``/dev/shm`` where that can be written to, else in the folder for temporary files."""
+        """Create one, all zero: in ``/dev/shm`` where that can be written to, else in the folder for temporary files.
+
+        Those of processes that were killed are removed: the lock on a file ends with the process that made it. Raises `OSError`.
+        """
         shared = Path("/dev/shm")
         folder = shared if os.access(shared, os.W_OK) else Path(tempfile.gettempdir())
-        handle, name = tempfile.mkstemp(prefix="harvester-state-", dir=folder)
-        try:
-            os.truncate(handle, SIZE)
-        finally:
-            os.close(handle)
-        return cls(Path(name))
+        _remove_left(folder)
+        handle, name = tempfile.mkstemp(prefix=PREFIX, dir=folder)
+        fcntl.flock(handle, fcntl.LOCK_SH)
+        os.posix_fallocate(handle, 0, SIZE)  # a write to a hole would end the process once the folder is full
+        made = cls(Path(name))
+        made._lock = handle
+        return made
 
     def __getitem__(self, place: int) -> float:
         return self._cells[place]
@@ -222,7 +232,18 @@ class SharedState:
     def remove(self) -> None:
         """Unlink the file; processes that have mapped it can go on using it."""
         self.path.unlink(missing_ok=True)
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            os.close(lock)
 
 
 def _place(number: int) -> int:
     return int(Field.IN_FLIGHT) + number % DEPTH * len(StepField)
+
+
+def _remove_left(folder: Path) -> None:
+    for path in folder.glob(f"{PREFIX}*"):
+        with suppress(OSError), path.open("rb") as file:  # another user's, or gone
+            if time.time() - os.fstat(file.fileno()).st_mtime > YOUNG_S:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink()
