@@ -47,13 +47,18 @@ def sentence_ends(text: str, start: int, end: int) -> Iterator[int]:
 
 
 def _last_sentence_end(text: str, max_chars: int) -> int | None:
+    first = _first_char(text)
     for start in (max(0, max_chars - _WINDOW_CHARS), 0):
         # One character past the cut is looked at, to see whether a full stop at the cut ends a sentence.
         ends = [match.end() for match in _SENTENCE_END.finditer(text, start, max_chars + 1) if match.end() <= max_chars]
-        end = next((end for end in reversed(ends) if text[:end].strip()), None)
-        if end is not None:
-            return len(text[:end].rstrip())
+        if ends and ends[-1] > first:
+            return len(text[: ends[-1]].rstrip())
     return None
+
+
+def _first_char(text: str) -> int:
+    """Place of the first character that is no white space."""
+    return len(text) - len(text.lstrip())
 
 
 def _last_space(text: str, max_chars: int) -> int | None:
@@ -141,8 +146,8 @@ async def _narrow(bracket: _Bracket, count: Count) -> None:
 
 
 def _first_sentence_end(text: str, min_chars: int, over_chars: int) -> int | None:
-    ends = (match.end() for match in _SENTENCE_END.finditer(text, min_chars, over_chars + 1))
-    return next((end for end in ends if min_chars < end < over_chars and text[:end].strip()), None)
+    least = max(min_chars, _first_char(text))
+    return next((end for end in sentence_ends(text, min_chars, over_chars) if least < end < over_chars), None)
 
 
 def ends_sentence(text: str, head: str) -> bool:

@@ -113,6 +113,15 @@ def test_a_text_of_few_tokens_and_many_characters_is_not_cut() -> None:
     assert counted == [320, 10_000]
 
 
+def test_line_breaks_at_the_start_of_a_text_are_looked_at_once() -> None:
+    text = "\n" * 250_000 + "One sentence. Another one. " * 10_000
+    result, _ = fitted(text, len, 240_000)
+    assert result == FitResult("\n" * len(result.text), True, OVERHEAD_TOKENS + len(result.text))
+    result, _ = fitted(text, len, 250_100)
+    assert result.truncated
+    assert result.text.endswith("One sentence.")
+
+
 def test_a_prompt_that_leaves_little_room_still_takes_few_counts() -> None:
     result, counted = fitted("word " * 4000, lambda head: 3900 + len(head.split()), 4000)
     assert 80 <= len(result.text.split()) <= 90
