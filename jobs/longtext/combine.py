@@ -52,10 +52,10 @@ async def grouped(answers: Sequence[str], count: Count, budget_tokens: int) -> t
 
 
 async def _most(answers: Sequence[str], count: Count, budget_tokens: int) -> int:
-    """How many from the first fit together, by halving; two at least, where there are two."""
+    """How many from the first fit together, by doubling, then by halving; two at least, where there are two."""
     low, high = min(2, len(answers)), len(answers)
     while low < high:
-        middle = (low + high + 1) // 2
+        middle = min(2 * low, (low + high + 1) // 2)
         if await count(joined(answers[:middle])) <= budget_tokens:
             low = middle
         else:

@@ -11,6 +11,8 @@ from jobs.engine import RowError
 # A full stop ends a sentence where white space follows (not in 3.14), the full-width ones end it anywhere; closing marks belong to it.
 # Each run of marks is looked at once: where it ends no sentence, none of its tails is tried.
 _SENTENCE_END = re.compile(r"(?<![.!?…])[.!?…]++[\"'”’»)\]]*+(?=\s|\Z)|(?<![。！？])[。！？]++[\"'”’」』）]*+|(?=[\r\n])")
+_WORD_END = re.compile(r"\S(?=\s)")
+_NO_SPACE = re.compile(r"\S")
 _WINDOW_CHARS = 2048  # searched from the cut backwards before the whole text is
 _HEAD_CHARS_PER_TOKEN = 16  # a text longer than this times the budget is measured by its head first
 _REFINEMENTS = 4
@@ -28,17 +30,17 @@ class FitResult:
     tokens: int
 
 
-def cut_at_sentence(text: str, max_chars: int) -> str:
-    """A head of ``text``, at most ``max_chars`` long.
+def cut_at_sentence(text: str, max_chars: int, start: int = 0) -> str:
+    """A head of ``text[start:]``, at most ``max_chars`` long.
 
     It ends at the last sentence end or line break that fits, else before the last white space that fits, else anywhere.
     """
-    if len(text) <= max_chars:
-        return text
+    if len(text) - start <= max_chars:
+        return text[start:]
     if max_chars <= 0:
         return ""
-    end = _last_sentence_end(text, max_chars) or _last_space(text, max_chars) or max_chars
-    return text[:end]
+    limit = start + max_chars
+    return text[start : _last_sentence_end(text, start, limit) or _last_space(text, start, limit) or limit]
 
 
 def sentence_ends(text: str, start: int, end: int) -> Iterator[int]:
@@ -46,25 +48,25 @@ def sentence_ends(text: str, start: int, end: int) -> Iterator[int]:
     return (match.end() for match in _SENTENCE_END.finditer(text, start, end + 1) if match.end() <= end)
 
 
-def _last_sentence_end(text: str, max_chars: int) -> int | None:
-    first = _first_char(text)
-    for start in (max(0, max_chars - _WINDOW_CHARS), 0):
+def next_word(text: str, start: int, end: int) -> int:
+    """Place of the first character of ``text[start:end]`` that is no white space, or ``end``."""
+    found = _NO_SPACE.search(text, start, end)
+    return found.start() if found else end
+
+
+def _last_sentence_end(text: str, start: int, limit: int) -> int | None:
+    first = next_word(text, start, limit)
+    for begin in (max(start, limit - _WINDOW_CHARS), start):
         # One character past the cut is looked at, to see whether a full stop at the cut ends a sentence.
-        ends = [match.end() for match in _SENTENCE_END.finditer(text, start, max_chars + 1) if match.end() <= max_chars]
-        if ends and ends[-1] > first:
-            return len(text[: ends[-1]].rstrip())
+        end = max(sentence_ends(text, begin, limit), default=start)
+        if end > first:
+            return start + len(text[start:end].rstrip())
     return None
 
 
-def _first_char(text: str) -> int:
-    """Place of the first character that is no white space."""
-    return len(text) - len(text.lstrip())
-
-
-def _last_space(text: str, max_chars: int) -> int | None:
-    words = re.compile(r"\S(?=\s)")
-    for start in (max(0, max_chars - _WINDOW_CHARS), 0):
-        ends = [match.end() for match in words.finditer(text, start, max_chars + 1) if match.end() <= max_chars]
+def _last_space(text: str, start: int, limit: int) -> int | None:
+    for begin in (max(start, limit - _WINDOW_CHARS), start):
+        ends = [match.end() for match in _WORD_END.finditer(text, begin, limit + 1) if match.end() <= limit]
         if ends:
             return ends[-1]
     return None
@@ -72,9 +74,10 @@ def _last_space(text: str, max_chars: int) -> int | None:
 
 @dataclass(slots=True)
 class _Bracket:
-    """The longest head known to fit, and the shortest length known to be too long."""
+    """The longest head of ``text[start:]`` known to fit, and the shortest length known to be too long."""
 
     text: str
+    start: int
     fits: str
     fits_tokens: int
     over_chars: int
@@ -98,23 +101,28 @@ class _Bracket:
             self.over_chars, self.over_tokens = len(head), tokens
 
 
-async def measure(text: str, count: Count, budget_tokens: int) -> tuple[str, int]:
-    """The text and the tokens of its prompt. For a text that is far too long: a head of it that is too long too, and the head's tokens."""
-    head = text[: _HEAD_CHARS_PER_TOKEN * max(1, budget_tokens)]
-    tokens = await count(head)
-    if tokens <= budget_tokens and len(head) < len(text):
-        return text, await count(text)
-    return head, tokens
+async def measure(text: str, count: Count, budget_tokens: int, start: int = 0) -> tuple[str, int]:
+    """``text[start:]`` and the tokens of its prompt. For a text that is far too long: a head of it that is too long too, and the head's.
+
+    Nothing longer is counted than `_HEAD_CHARS_PER_TOKEN` for each token of the budget, or so many times a head that fits.
+    """
+    max_chars = max(1, budget_tokens)
+    while True:
+        max_chars *= _HEAD_CHARS_PER_TOKEN
+        head = text[start : start + max_chars]
+        tokens = await count(head)
+        if tokens > budget_tokens or start + max_chars >= len(text):
+            return head, tokens
 
 
-async def fit(text: str, count: Count, budget_tokens: int) -> FitResult:
-    """The text where the prompt fits ``budget_tokens``, else the longest head found with few counts that does.
+async def fit(text: str, count: Count, budget_tokens: int, start: int = 0) -> FitResult:
+    """``text[start:]`` where the prompt fits ``budget_tokens``, else the longest head found with few counts that does.
 
     ``count`` gives the tokens of the whole rendered prompt for a text. It is called about six times for a text that is too long, and
-    never with more than a head of a text that is very much too long. A cut text ends as `cut_at_sentence` says, at a sentence end where
-    the first sentence fits. Raises `RowError` (``prompt_too_long``) where even the empty text is above the budget.
+    never with more than `measure` says. A cut text ends as `cut_at_sentence` says, at a sentence end where the first sentence fits.
+    Raises `RowError` (``prompt_too_long``) where even the empty text is above the budget.
     """
-    head, tokens = await measure(text, count, budget_tokens)
+    head, tokens = await measure(text, count, budget_tokens, start)
     if tokens <= budget_tokens:
         return FitResult(head, False, tokens)
     empty_tokens = await count("")
@@ -123,32 +131,34 @@ async def fit(text: str, count: Count, budget_tokens: int) -> FitResult:
             "prompt_too_long",
             f"the prompt has {empty_tokens} tokens without its text, and there is room for {budget_tokens}; shorten it or lower max_tokens",
         )
-    bracket = _Bracket(text, "", empty_tokens, len(head), tokens, budget_tokens, empty_tokens)
+    bracket = _Bracket(text, start, "", empty_tokens, len(head), tokens, budget_tokens, empty_tokens)
     await _narrow(bracket, count)
     return FitResult(bracket.fits, True, bracket.fits_tokens)
 
 
 async def _narrow(bracket: _Bracket, count: Count) -> None:
-    text = bracket.text
+    text, start = bracket.text, bracket.start
     for _ in range(_REFINEMENTS):
-        head = cut_at_sentence(text, bracket.guess_chars())
+        head = cut_at_sentence(text, bracket.guess_chars(), start)
         if len(head) <= len(bracket.fits) or bracket.close_enough():
             break
         await bracket.try_head(head, count)
     # Tokens crowded at the start of a text defeat the even spread: halve until something fits.
     while not bracket.fits and bracket.over_chars > 1:
-        await bracket.try_head(cut_at_sentence(text, bracket.over_chars // 2), count)
-    if not ends_sentence(text, bracket.fits):
+        await bracket.try_head(cut_at_sentence(text, bracket.over_chars // 2, start), count)
+    if not ends_sentence(text, bracket.fits, start):
         # The guess stopped short of the first sentence's end.
-        first = _first_sentence_end(text, len(bracket.fits), bracket.over_chars)
+        first = _first_sentence_end(text, start, start + len(bracket.fits), start + bracket.over_chars)
         if first is not None:
-            await bracket.try_head(text[:first], count)
+            await bracket.try_head(text[start:first], count)
 
 
-def _first_sentence_end(text: str, min_chars: int, over_chars: int) -> int | None:
-    least = max(min_chars, _first_char(text))
-    return next((end for end in sentence_ends(text, min_chars, over_chars) if least < end < over_chars), None)
+def _first_sentence_end(text: str, start: int, fits_end: int, over_end: int) -> int | None:
+    least = max(fits_end, next_word(text, start, over_end))
+    return next((end for end in sentence_ends(text, fits_end, over_end) if least < end < over_end), None)
 
 
-def ends_sentence(text: str, head: str) -> bool:
-    return bool(head) and _last_sentence_end(text, len(head)) == len(head)
+def ends_sentence(text: str, head: str, start: int = 0) -> bool:
+    """Whether ``head``, which ``text[start:]`` begins with, ends at the end of a sentence or line."""
+    end = start + len(head)
+    return bool(head) and _last_sentence_end(text, start, end) == end

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from jobs.engine import RowError
-from jobs.longtext.fit import Count, cut_at_sentence, ends_sentence, fit, sentence_ends
+from jobs.longtext.fit import Count, cut_at_sentence, ends_sentence, fit, next_word, sentence_ends
 
 OVERLAP_SHARE = 0.1  # of a part, told again at the start of the next: a sentence may need the one before it
 _EXPECTED_SHARE = 0.97  # of the characters that should fit, judging by the part before; tried first
@@ -22,29 +22,30 @@ async def spans(text: str, count: Count, budget_tokens: int) -> list[tuple[int, 
     Raises `RowError` (``prompt_too_long``) where no text fits at all.
     """
     found: list[tuple[int, int]] = []
-    start, expected_chars = len(text) - len(text.lstrip()), 0
+    start, expected_chars = next_word(text, 0, len(text)), 0
     while True:
-        part, tokens = await _next_part(text[start:], expected_chars, count, budget_tokens)
+        part, tokens = await _next_part(text, start, expected_chars, count, budget_tokens)
         if not part.strip():
             raise RowError(
                 "prompt_too_long", f"the prompt leaves no room for a word of the text within {budget_tokens} tokens; shorten the prompt"
             )
         end = start + len(part)
         found.append((start, end))
-        if not text[end:].strip():
+        if next_word(text, end, len(text)) == len(text):
             return found
         expected_chars = int(len(part) * budget_tokens / tokens * _EXPECTED_SHARE)
         start = _next_start(text, start, end)
 
 
-async def _next_part(rest: str, expected_chars: int, count: Count, budget_tokens: int) -> tuple[str, int]:
-    """As long a head of ``rest`` as fits, and the tokens of its prompt. What fitted last time is tried before a new measurement."""
-    head = cut_at_sentence(rest, expected_chars)
-    if head == rest or (ends_sentence(rest, head) and len(head) > expected_chars // 2):
+async def _next_part(text: str, start: int, expected_chars: int, count: Count, budget_tokens: int) -> tuple[str, int]:
+    """As long a head of ``text[start:]`` as fits, and the tokens of its prompt. What fitted last time is tried before a new measurement."""
+    head = cut_at_sentence(text, expected_chars, start)
+    is_rest = start + len(head) == len(text)
+    if is_rest or (ends_sentence(text, head, start) and len(head) > expected_chars // 2):
         tokens = await count(head)
         if tokens <= budget_tokens:
             return head, tokens
-    result = await fit(rest, count, budget_tokens)
+    result = await fit(text, count, budget_tokens, start)
     return result.text, result.tokens
 
 
@@ -52,9 +53,6 @@ def _next_start(text: str, start: int, end: int) -> int:
     """Where the part after ``text[start:end]`` starts: a sentence before its end, or a word where it ends within a sentence."""
     earliest = max(start + 1, end - int((end - start) * OVERLAP_SHARE))
     place = next((place for place in sentence_ends(text, earliest, end) if place < end), None)
-    if place is None and not ends_sentence(text[start:], text[start:end]):
+    if place is None and not ends_sentence(text, text[start:end], start):
         place = next((i for i in range(earliest, end) if text[i].isspace()), None)
-    place = end if place is None else place
-    while place < len(text) and text[place].isspace():
-        place += 1
-    return place
+    return next_word(text, end if place is None else place, len(text))

@@ -73,11 +73,13 @@ class RowAttempt:
         """Tokens of the rendered prompt."""
         return await self._engine.count_tokens(messages, self._prompt.rendering)
 
-    async def fits(self, messages: tuple[Message, ...]) -> bool:
-        if self._prompt.rendering.images:  # bytes do not bound the tokens of an image
-            return await self.count(messages) <= self.budget_tokens
+    def surely_fits(self, messages: tuple[Message, ...]) -> bool:
+        """Whether the prompt fits, judging by its bytes: a token is at least one, except those of images."""
         most = sum(len(message["content"].encode("utf-8", "replace")) for message in messages) + TEMPLATE_TOKENS
-        return most <= self.budget_tokens or await self.count(messages) <= self.budget_tokens  # a token is at least a byte
+        return not self._prompt.rendering.images and most <= self.budget_tokens
+
+    async def fits(self, messages: tuple[Message, ...]) -> bool:
+        return self.surely_fits(messages) or await self.count(messages) <= self.budget_tokens
 
     async def answer_one_of_many(self, messages: tuple[Message, ...]) -> CheckedAnswer:
         """`answer`, when there is a slot for it."""

@@ -13,7 +13,7 @@ from connectors.text import TextProblem, storable
 from jobs.access.images import ImageBounds, ImageReader
 from jobs.engine import ApiCall, EngineGone, Message, RowEngine, RowError
 from jobs.hint import SchedulingHint
-from jobs.longtext.fit import fit, measure
+from jobs.longtext.fit import Count, fit, measure
 from jobs.result import Row
 from jobs.run.attempt import RowAttempt, Tally
 from jobs.run.document import read_in_parts
@@ -99,24 +99,34 @@ class RowWork:
                 raise RowError(cell.code, f"column {name}: {cell.message}")
         if self._job.task.images:
             attempt.show(await asyncio.to_thread(self._images, values, text))
-        if await attempt.fits(self._messages(values, text)):
-            return (await attempt.answer(self._messages(values, text))).values
-        if text is None:  # no column is known to be the one to shorten
-            raise _too_long(await attempt.count(self._messages(values, text)), attempt.budget_tokens)
-
-        async def count(candidate: str) -> int:
-            return await attempt.count(self._messages(values, candidate))
-
-        if self._job.on_long is OnLong.SPLIT:
-            reading = await read_in_parts(self._job, attempt, values, text)
-            outcome.parts, outcome.truncated = reading.parts, reading.was_cut
-            return reading.answer.values
-        if self._job.on_long is OnLong.ERROR:
-            _, tokens = await measure(text, count, attempt.budget_tokens)
+        messages = self._messages(values, text)
+        if attempt.surely_fits(messages):
+            return (await attempt.answer(messages)).values
+        if text is not None and self._job.on_long is OnLong.TRUNCATE:
+            return await self._answer_head(attempt, values, text, outcome)
+        # Without a text column, none is known to be the one to shorten.
+        tokens = await attempt.count(messages) if text is None else await self._measured(attempt, values, text)
+        if tokens <= attempt.budget_tokens:
+            return (await attempt.answer(messages)).values
+        if text is None or self._job.on_long is OnLong.ERROR:
             raise _too_long(tokens, attempt.budget_tokens)
-        result = await fit(text, count, attempt.budget_tokens)
+        reading = await read_in_parts(self._job, attempt, values, text)
+        outcome.parts, outcome.truncated = reading.parts, reading.was_cut
+        return reading.answer.values
+
+    async def _answer_head(self, attempt: RowAttempt, values: Mapping[str, object], text: str, outcome: RowOutcome) -> Mapping[str, object]:
+        """The answer for as much of the text as fits."""
+        result = await fit(text, self._counter(attempt, values), attempt.budget_tokens)
         outcome.truncated = result.truncated
         return (await attempt.answer(self._messages(values, result.text))).values
+
+    async def _measured(self, attempt: RowAttempt, values: Mapping[str, object], text: str) -> int:
+        """Tokens of the prompt; of one that is far too long, those of a part that is too long too."""
+        return (await measure(text, self._counter(attempt, values), attempt.budget_tokens))[1]
+
+    def _counter(self, attempt: RowAttempt, values: Mapping[str, object]) -> Count:
+        """Counts the tokens of the prompt with a text in place of the row's."""
+        return lambda text: attempt.count(self._messages(values, text))
 
     def _images(self, values: Mapping[str, object], text: str | None) -> tuple[str, ...]:
         """Of the row, in the order of the task's columns. Reads files; raises `RowError` naming the column of one that is bad."""

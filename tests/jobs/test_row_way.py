@@ -18,7 +18,7 @@ from connectors.text import TextProblem
 from jobs.batches.files import FileStore
 from jobs.batches.output import write_outputs
 from jobs.batches.record import BatchRecord, BatchUsage, BatchWish, Counts, ExpiresAfter
-from jobs.engine import ApiCall, Completion, Prompt, RowError, RowRequest
+from jobs.engine import PLAIN, ApiCall, Completion, Message, Prompt, Rendering, RowError, RowRequest
 from jobs.hint import SchedulingHint
 from jobs.longtext.combine import combining, grouped, joined
 from jobs.longtext.split import split
@@ -99,6 +99,38 @@ async def test_a_text_that_is_too_long_says_by_how_much() -> None:
         "with its text the prompt has 75 tokens or more, and there is room for 40; shorten it, or submit with --on-long split or truncate"
     )
     assert (row.status, row.error_code, row.error_message) == ("error", "text_too_long", tells)
+
+
+class Counting(ScriptedEngine):
+    """Keeps how long the prompts are that it is asked to count."""
+
+    def __init__(self, **scripted: Any) -> None:
+        super().__init__(**scripted)
+        self.counted: list[int] = []
+
+    async def count_tokens(self, messages: tuple[Message, ...], rendering: Rendering = PLAIN) -> int:
+        self.counted.append(sum(len(message["content"]) for message in messages))
+        return await super().count_tokens(messages, rendering)
+
+
+@pytest.mark.parametrize("on_long", OnLong)
+async def test_a_text_that_is_very_much_too_long_is_never_tokenized_whole(on_long: OnLong) -> None:
+    task = resolve_task("t", inline={"prompt": "Sum up.\n{text}", "combine": "Put together.\n{text}"}, max_tokens=20)
+    engine = Counting(context_tokens=1000)
+    row = await RowWork(job(task, on_long=on_long), engine, ManualClock()).answer(0, {}, "This is a sentence. " * 100_000, 1, "t")
+    assert (row.status, row.error_code) == (("error", "text_too_long") if on_long is OnLong.ERROR else ("ok", None))
+    assert 0 < max(engine.counted) <= 16 * 980 + len("Put together.\n")
+
+
+@pytest.mark.parametrize("on_long", OnLong)
+async def test_a_text_that_fits_though_its_bytes_may_not_is_asked_as_it_is(on_long: OnLong) -> None:
+    engine = Listening("short", context_tokens=1000)
+    text = f"  {'word ' * 400}\n"
+    row = await RowWork(job(on_long=on_long), engine, ManualClock()).answer(0, {}, text, 1, "t")
+    (asked,) = engine.asked
+    assert isinstance(asked.content, Prompt)
+    assert text in asked.content.messages[-1]["content"]
+    assert (row.status, row.truncated, row.parts) == ("ok", False, 1)
 
 
 async def test_a_prompt_that_leaves_no_room_for_a_word_cannot_be_split() -> None:

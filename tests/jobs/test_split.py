@@ -78,6 +78,36 @@ async def test_one_count_a_part_is_usual() -> None:
     assert calls < 2 * len(parts)
 
 
+class Sliced(str):
+    """A text that counts the characters copied out of it."""
+
+    copied = 0
+
+    def __getitem__(self, place: Any) -> str:
+        part = super().__getitem__(place)
+        self.copied += len(part)
+        return part
+
+
+async def test_each_part_is_copied_a_few_times_and_never_what_comes_after_it() -> None:
+    text = Sliced(SENTENCES * 50)
+    found = await spans(text, chars, 1000)
+    assert len(found) > 500
+    assert text.copied < 20 * len(text)
+
+
+async def test_answers_are_grouped_without_counting_many_more_than_fit() -> None:
+    counted: list[int] = []
+
+    async def count(text: str) -> int:
+        counted.append(len(text))
+        return len(text)
+
+    groups, _ = await grouped(["An answer."] * 1000, count, 600)
+    assert len(groups) > 40
+    assert max(counted) < 3 * 600
+
+
 async def test_answers_are_grouped_in_order_and_every_group_but_the_last_has_two() -> None:
     answers = [f"Answer {i}." for i in range(11)]
     groups, was_cut = await grouped(answers, chars, 100)
