@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from typing import Any
 from urllib.parse import unquote
 
@@ -10,17 +10,26 @@ import jsonschema
 
 from jobs.errors import TaskError
 
+MAX_VALUES = 100_000  # of a schema with its references followed: columns and validation grow with them
+_NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})  # hold subschemas by name
+_PLAIN = frozenset({"enum", "const", "default", "examples"})  # hold values that are no schemas
+_REFERENCES = frozenset({"$ref", "$dynamicRef"})
+
 
 def check_schema(schema: object, origin: str, reserved: Collection[str] = ()) -> dict[str, Any]:
     """Return the schema if it is a JSON schema of an object with at least one property, and all its references lead into itself.
 
     Properties become columns, so none may be named like another or like one of ``reserved`` (both without regard to case, as SQL
-    compares names). Raises `TaskError` naming ``origin`` and the place in the schema.
+    compares names). With each reference replaced by what it leads to, the schema may hold at most `MAX_VALUES` values. Raises
+    `TaskError` naming ``origin`` and the place in the schema.
     """
     if not isinstance(schema, dict):
         raise TaskError(f"{origin}: a JSON schema is an object, given {type(schema).__name__}; e.g. {_EXAMPLE}")
     try:
         jsonschema.Draft202012Validator.check_schema(schema)
+        _Walk(schema, origin).check()
+    except RecursionError as error:
+        raise TaskError(f"{origin}: the schema is nested too deeply to be checked; make it flatter") from error
     except jsonschema.SchemaError as error:
         where = "/".join(str(part) for part in error.absolute_path)
         raise TaskError(f"{origin}: not a JSON schema{f' at {where}' if where else ''}: {_one_line(error.message)}") from error
@@ -28,11 +37,6 @@ def check_schema(schema: object, origin: str, reserved: Collection[str] = ()) ->
     if schema.get("type") != "object" or not properties:
         raise TaskError(f"{origin}: the schema must have type object and at least one property; e.g. {_EXAMPLE}")
     _check_names(properties, origin, reserved)
-    for reference in _references(schema):
-        try:
-            follow(schema, reference)
-        except LookupError as error:
-            raise TaskError(f"{origin}: $ref {reference} leads nowhere; refer to a place within the schema, like #/$defs/item") from error
     return schema
 
 
@@ -57,15 +61,51 @@ def _check_names(properties: dict[str, Any], origin: str, reserved: Collection[s
         seen[name.lower()] = name
 
 
-def _references(node: object) -> Iterator[str]:
-    if isinstance(node, dict):
-        for key, value in node.items():
-            if key in ("$ref", "$dynamicRef") and isinstance(value, str):
-                yield value
-            yield from _references(value)
-    elif isinstance(node, list):
-        for value in node:
-            yield from _references(value)
+class _Walk:
+    """Visits a schema's subschemas, with each reference replaced by what it leads to. A reference within what it leads to ends there."""
+
+    def __init__(self, root: dict[str, Any], origin: str) -> None:
+        self._root = root
+        self._origin = origin
+        self._values = 0
+
+    def check(self) -> None:
+        """Raises `TaskError` for a reference that leads nowhere, and for too many values."""
+        self._visit(self._root, frozenset())
+
+    def _visit(self, node: object, followed: frozenset[str]) -> None:
+        self._count(1)
+        if isinstance(node, list):
+            for entry in node:
+                self._visit(entry, followed)
+        elif isinstance(node, dict):
+            for key, value in node.items():
+                self._visit_keyword(key, value, followed)
+
+    def _visit_keyword(self, key: str, value: Any, followed: frozenset[str]) -> None:
+        if key in _REFERENCES and isinstance(value, str):
+            if value not in followed:
+                self._visit(self._target(value), followed | {value})
+        elif key in _PLAIN:
+            self._count(len(value) if isinstance(value, list) else 1)
+        else:
+            self._visit(list(value.values()) if key in _NAMED and isinstance(value, dict) else value, followed)
+
+    def _count(self, values: int) -> None:
+        self._values += values
+        if self._values > MAX_VALUES:
+            raise TaskError(
+                f"{self._origin}: the schema has more than {MAX_VALUES:,} values once each $ref is replaced by what it leads to; "
+                "use fewer references within what references lead to"
+            )
+
+    def _target(self, reference: str) -> object:
+        try:
+            return follow(self._root, reference)
+        except LookupError as error:
+            raise TaskError(
+                f"{self._origin}: $ref {reference} leads nowhere; refer to a place within the schema, like #/$defs/item"
+            ) from error
 
 
 def follow(root: dict[str, Any], reference: str) -> object:

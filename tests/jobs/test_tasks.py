@@ -143,6 +143,22 @@ def test_a_wrong_request_says_what_to_do(name: str, options: dict[str, Any], mes
     assert "\n" not in caught.value.message
 
 
+EACH_OTHER = [{"$ref": f"#/$defs/{number}"} for number in range(12)]
+
+
+def doubling(keyword: str) -> dict[str, Any]:
+    """40 subschemas, each of which refers to the next one twice."""
+    made: dict[str, Any] = {"40": {"type": "string"}}
+    for number in range(40):
+        deeper = {"$ref": f"#/$defs/{number + 1}"}
+        made[str(number)] = {"type": "object", keyword: {"a": deeper, "b": deeper} if keyword == "properties" else [deeper, deeper]}
+    return made
+
+
+def link(number: int) -> dict[str, Any]:
+    return {"items": {"$ref": f"#/$defs/{min(number + 1, 299)}"}}
+
+
 @pytest.mark.parametrize(
     ("schema", "message"),
     [
@@ -157,6 +173,26 @@ def test_a_wrong_request_says_what_to_do(name: str, options: dict[str, Any], mes
         pytest.param({"type": "object", "properties": {" ": {}}}, "empty name", id="empty-name"),
         pytest.param({"type": "object", "properties": {"a": {"$ref": "#/$defs/b"}}}, "$ref #/$defs/b leads nowhere", id="dead-ref"),
         pytest.param({"type": "object", "properties": {"a": {"$ref": "http://x/y"}}}, "$ref http://x/y leads nowhere", id="remote-ref"),
+        pytest.param(
+            {"type": "object", "properties": {"a": {"$ref": "#/$defs/0"}}, "$defs": doubling("properties")},
+            "the schema has more than 100,000 values once each $ref is replaced by what it leads to; use fewer references",
+            id="references-that-double",
+        ),
+        pytest.param(
+            {"type": "object", "properties": {"a": {"$ref": "#/$defs/0"}}, "$defs": doubling("allOf")},
+            "more than 100,000 values",
+            id="references-that-double-within-allof",
+        ),
+        pytest.param(
+            {"type": "object", "properties": {"a": {"$ref": "#/$defs/0"}}, "$defs": {str(n): {"anyOf": EACH_OTHER} for n in range(12)}},
+            "more than 100,000 values",
+            id="references-to-each-other",
+        ),
+        pytest.param(
+            {"type": "object", "properties": {"a": {"$ref": "#/$defs/0"}}, "$defs": {str(n): link(n) for n in range(300)}},
+            "the schema is nested too deeply to be checked; make it flatter",
+            id="a-long-chain",
+        ),
     ],
 )
 def test_a_schema_that_is_none_says_why(schema: dict[str, Any], message: str) -> None:
@@ -164,6 +200,13 @@ def test_a_schema_that_is_none_says_why(schema: dict[str, Any], message: str) ->
         resolve_task("extract", options={"schema": schema})
     assert caught.value.message.startswith("task extract: schema: ")
     assert message in caught.value.message
+
+
+def test_words_of_a_schema_that_are_no_keywords_are_none() -> None:
+    values = {"const": {"pattern": "(?=a)", "$ref": "#/x"}, "examples": [{"pattern": "(?=a)"}], "enum": [{"$ref": "#/x"}]}
+    names = {"pattern": {"type": "string"}, "patternProperties": {}, "unevaluatedProperties": {"$ref": "#/properties/pattern"}}
+    schema = {"type": "object", "properties": names | {"a": values}}
+    assert resolve_task("extract", options={"schema": schema}).json_schema == schema
 
 
 @pytest.mark.parametrize(
