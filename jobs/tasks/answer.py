@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NoReturn
 
-import jsonschema
 import pyarrow as pa
 
 from connectors.text import storable
 from jobs.engine import RowError
 from jobs.tasks.shape import Shape, shape_of
 from jobs.tasks.spec import REASONING, AnswerKind, Task
+from jobs.tasks.validator import AnswerValidator
 
 OUTPUT = "output"
 EMBEDDING = "embedding"
@@ -108,11 +108,11 @@ def _excerpt(text: str) -> str:
 class _Reader:
     """What a schema makes of an answer; built once for each schema, not for each row."""
 
-    validator: jsonschema.Draft202012Validator
+    validator: AnswerValidator
     shapes: tuple[tuple[str, Shape], ...]
 
     def check(self, value: object) -> None:
-        error = jsonschema.exceptions.best_match(self.validator.iter_errors(value))
+        error = self.validator.error(value)
         if error is not None:
             where = ".".join(str(part) for part in error.absolute_path)
             raise RowError(
@@ -129,4 +129,4 @@ def _reader(task: Task) -> _Reader:
 def _read_by(schema_text: str) -> _Reader:
     schema = json.loads(schema_text)
     shapes = tuple((name, shape_of(value, schema)) for name, value in schema["properties"].items())
-    return _Reader(jsonschema.Draft202012Validator(schema), shapes)
+    return _Reader(AnswerValidator(schema), shapes)

@@ -8,9 +8,11 @@ from urllib.parse import unquote
 
 import jsonschema
 
+from jobs.access.limits import pattern_cost
 from jobs.errors import TaskError
+from jobs.tasks.validator import matching
 
-MAX_VALUES = 100_000  # of a schema with its references followed: columns and validation grow with them
+MAX_VALUES = 100_000  # of a schema with its references followed, and letters of its patterns: columns and validation grow with them
 _NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})  # hold subschemas by name
 _PLAIN = frozenset({"enum", "const", "default", "examples"})  # hold values that are no schemas
 _REFERENCES = frozenset({"$ref", "$dynamicRef"})
@@ -20,8 +22,8 @@ def check_schema(schema: object, origin: str, reserved: Collection[str] = ()) ->
     """Return the schema if it is a JSON schema of an object with at least one property, and all its references lead into itself.
 
     Properties become columns, so none may be named like another or like one of ``reserved`` (both without regard to case, as SQL
-    compares names). With each reference replaced by what it leads to, the schema may hold at most `MAX_VALUES` values. Raises
-    `TaskError` naming ``origin`` and the place in the schema.
+    compares names). Patterns must be of those that `matching` takes. With each reference replaced by what it leads to, the schema may hold
+    at most `MAX_VALUES` values. Raises `TaskError` naming ``origin`` and the place in the schema.
     """
     if not isinstance(schema, dict):
         raise TaskError(f"{origin}: a JSON schema is an object, given {type(schema).__name__}; e.g. {_EXAMPLE}")
@@ -68,10 +70,18 @@ class _Walk:
         self._root = root
         self._origin = origin
         self._values = 0
+        self._patterns: set[str] = set()
+        self._keywords: set[str] = set()
 
     def check(self) -> None:
-        """Raises `TaskError` for a reference that leads nowhere, and for too many values."""
+        """Raises `TaskError` for a reference that leads nowhere, too many values, or what no answer can be checked by in linear time."""
         self._visit(self._root, frozenset())
+        for pattern in sorted(self._patterns):
+            self._check_pattern(pattern)
+        if {"patternProperties", "unevaluatedProperties"} <= self._keywords:
+            raise TaskError(
+                f"{self._origin}: unevaluatedProperties cannot be checked in a schema with patternProperties; use additionalProperties"
+            )
 
     def _visit(self, node: object, followed: frozenset[str]) -> None:
         self._count(1)
@@ -79,6 +89,7 @@ class _Walk:
             for entry in node:
                 self._visit(entry, followed)
         elif isinstance(node, dict):
+            self._note(node)
             for key, value in node.items():
                 self._visit_keyword(key, value, followed)
 
@@ -95,9 +106,17 @@ class _Walk:
         self._values += values
         if self._values > MAX_VALUES:
             raise TaskError(
-                f"{self._origin}: the schema has more than {MAX_VALUES:,} values once each $ref is replaced by what it leads to; "
-                "use fewer references within what references lead to"
+                f"{self._origin}: the schema has more than {MAX_VALUES:,} values once each $ref is replaced by what it leads to, "
+                "and the counted repeats of patterns are written out; use fewer of them within each other"
             )
+
+    def _note(self, subschema: dict[str, Any]) -> None:
+        self._keywords |= subschema.keys()
+        named = subschema.get("patternProperties")
+        patterns = [subschema.get("pattern"), *(named if isinstance(named, dict) else ())]
+        for pattern in (one for one in patterns if isinstance(one, str)):
+            self._count(pattern_cost(pattern))
+            self._patterns.add(pattern)
 
     def _target(self, reference: str) -> object:
         try:
@@ -105,6 +124,15 @@ class _Walk:
         except LookupError as error:
             raise TaskError(
                 f"{self._origin}: $ref {reference} leads nowhere; refer to a place within the schema, like #/$defs/item"
+            ) from error
+
+    def _check_pattern(self, pattern: str) -> None:
+        try:
+            matching(pattern, [""])
+        except ValueError as error:
+            raise TaskError(
+                f"{self._origin}: pattern {_one_line(pattern)!r} cannot be matched in linear time: {_one_line(str(error))}; "
+                "write it without lookaround, backreferences, \\u escapes and counts above 1,000"
             ) from error
 
 

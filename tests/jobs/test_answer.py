@@ -12,6 +12,7 @@ from jobs.engine import RowError
 from jobs.tasks.answer import parse_answer, result_fields
 from jobs.tasks.load import resolve_task
 from jobs.tasks.spec import Task
+from jobs.tasks.validator import MAX_STEPS
 
 TEXT = resolve_task("summarize")
 CHOICE = resolve_task("classify", options={"labels": "good,so so"})
@@ -157,3 +158,101 @@ def test_a_wrong_answer_is_a_row_error(task: Task, text: str, finish_reason: str
 def test_a_whole_answer_that_ends_at_the_last_token_is_an_answer() -> None:
     assert parse_answer(PRICE, '{"price": 3}', "length") == {"price": 3, "size": None}
     assert parse_answer(CHOICE, "good", "length") == {"output": "good"}
+
+
+SLOW = "^(a+)+$"  # Python's `re` takes 2^n steps for n letters a and another
+ALMOST = "a" * 40 + "b"
+DRAFT_07 = "http://json-schema.org/draft-07/schema#"
+
+
+@pytest.mark.parametrize(
+    ("rest", "answer"),
+    [
+        pytest.param({"if": {"properties": {"x": {"pattern": SLOW}}}}, {"x": ALMOST}, id="pattern"),
+        pytest.param({"patternProperties": {SLOW: False}}, {"x": "", ALMOST: 1}, id="pattern-properties"),
+        pytest.param({"patternProperties": {SLOW: {}}, "additionalProperties": {}}, {"x": "", ALMOST: 1}, id="additional-properties"),
+        pytest.param(
+            {"$schema": DRAFT_07, "if": {"properties": {"x": {"pattern": SLOW}}}, "additionalProperties": {"$ref": "#"}},
+            {"x": "", "child": {"x": ALMOST}},
+            id="another-draft",
+        ),
+        pytest.param(
+            {"allOf": [{"$schema": DRAFT_07, "if": {"properties": {"x": {"pattern": SLOW}}}}]}, {"x": ALMOST}, id="draft-of-a-subschema"
+        ),
+    ],
+)
+def test_a_pattern_is_matched_in_linear_time(rest: dict[str, Any], answer: dict[str, Any]) -> None:
+    assert parse_answer(json_task({"x": {"type": "string"}}, **rest), json.dumps(answer), "stop") == {"x": answer["x"]}
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text", "is_found"),
+    [
+        pytest.param("b", "abc", True, id="anywhere"),
+        pytest.param("^é.$", "éa", True, id="letters-not-bytes"),
+        pytest.param("^ab$", "ab\n", False, id="the-end-is-after-a-line-break"),
+        pytest.param("^\\d$", "٣", False, id="ascii-digits"),
+        pytest.param("^x.$", "x\ud800", True, id="half-a-surrogate-pair"),
+    ],
+)
+def test_a_pattern_is_searched_as_json_schema_has_it(pattern: str, text: str, is_found: bool) -> None:
+    task = json_task({"x": {"type": "string", "pattern": pattern}})
+    if is_found:
+        parse_answer(task, json.dumps({"x": text}), "stop")
+    else:
+        with pytest.raises(RowError, match=r"at x: .* does not match"):
+            parse_answer(task, json.dumps({"x": text}), "stop")
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        pytest.param({"x": 1, "n_a": 2}, None, id="matched"),
+        pytest.param({"n_a": "2"}, "at n_a: '2' is not of type 'integer'", id="of-another-type"),
+        pytest.param({"n_a": 2, "m_a": 2}, "Additional properties are not allowed ('m_a' was unexpected)", id="additional"),
+    ],
+)
+def test_properties_that_a_pattern_names_have_its_schema(answer: dict[str, Any], message: str | None) -> None:
+    task = json_task({"x": {}}, patternProperties={"^n_": {"type": "integer"}}, additionalProperties=False)
+    if message is None:
+        parse_answer(task, json.dumps(answer), "stop")
+    else:
+        with pytest.raises(RowError) as caught:
+            parse_answer(task, json.dumps(answer), "stop")
+        assert message in caught.value.message
+
+
+def test_an_identifier_within_a_schema_moves_no_reference() -> None:
+    task = json_task(
+        {"x": {"$id": "https://example.org/x", "$ref": "#/$defs/d", "$defs": {"d": {"type": "integer"}}}},
+        **{"$defs": {"d": {"type": "string"}}},
+    )
+    assert parse_answer(task, '{"x": "a"}', "stop") == {"x": "a"}
+
+
+DEEPER = {"properties": {"n": {"$ref": "#/$defs/node"}}}
+
+
+@pytest.mark.parametrize(
+    ("task", "few", "many"),
+    [
+        pytest.param(
+            json_task({"n": {"$ref": "#/$defs/node"}}, **{"$defs": {"node": {"allOf": [DEEPER, DEEPER]}}}),
+            '{"n": {"n": {"n": {}}}}',
+            '{"n": ' * 40 + "{}" + "}" * 40,
+            id="branches-of-a-schema-that-holds-itself",
+        ),
+        pytest.param(
+            json_task({"n": {"pattern": "(a?){1000}"}}), '{"n": "aaa"}', json.dumps({"n": "a" * 40_000}), id="a-pattern-of-many-states"
+        ),
+        pytest.param(
+            json_task({"n": {"items": {"pattern": "(a?){1000}"}}}), '{"n": ["a"]}', json.dumps({"n": ["a"] * 4000}), id="compiled-often"
+        ),
+    ],
+)
+def test_an_answer_that_takes_too_many_steps_to_check_is_a_row_error(task: Task, few: str, many: str) -> None:
+    assert "n" in parse_answer(task, few, "stop")
+    with pytest.raises(RowError) as caught:
+        parse_answer(task, many, "stop")
+    assert caught.value.code == "schema_mismatch"
+    assert f"the answer takes more than {MAX_STEPS:,} steps to check against the schema" in caught.value.message

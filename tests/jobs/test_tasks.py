@@ -174,8 +174,28 @@ def link(number: int) -> dict[str, Any]:
         pytest.param({"type": "object", "properties": {"a": {"$ref": "#/$defs/b"}}}, "$ref #/$defs/b leads nowhere", id="dead-ref"),
         pytest.param({"type": "object", "properties": {"a": {"$ref": "http://x/y"}}}, "$ref http://x/y leads nowhere", id="remote-ref"),
         pytest.param(
+            {"type": "object", "properties": {"a": {"pattern": "^(?!x)"}}},
+            "pattern '^(?!x)' cannot be matched in linear time: Invalid regular expression: invalid perl operator: (?!; write it without",
+            id="lookahead",
+        ),
+        pytest.param(
+            {"type": "object", "properties": {"a": {}}, "if": {"anyOf": [{"patternProperties": {"(a)\\1": {}}}]}},
+            "pattern '(a)\\\\1' cannot be matched in linear time",
+            id="backreference",
+        ),
+        pytest.param(
+            {"type": "object", "properties": {"a": {"$ref": "#/x/y"}}, "x": {"y": {"pattern": "(?<=a)b"}}},
+            "pattern '(?<=a)b' cannot be matched in linear time",
+            id="pattern-behind-a-reference",
+        ),
+        pytest.param(
+            {"type": "object", "properties": {"a": {"patternProperties": {"a": {}}}}, "unevaluatedProperties": False},
+            "unevaluatedProperties cannot be checked in a schema with patternProperties; use additionalProperties",
+            id="unevaluated-properties",
+        ),
+        pytest.param(
             {"type": "object", "properties": {"a": {"$ref": "#/$defs/0"}}, "$defs": doubling("properties")},
-            "the schema has more than 100,000 values once each $ref is replaced by what it leads to; use fewer references",
+            "the schema has more than 100,000 values once each $ref is replaced by what it leads to, and the counted repeats of ",
             id="references-that-double",
         ),
         pytest.param(
@@ -187,6 +207,11 @@ def link(number: int) -> dict[str, Any]:
             {"type": "object", "properties": {"a": {"$ref": "#/$defs/0"}}, "$defs": {str(n): {"anyOf": EACH_OTHER} for n in range(12)}},
             "more than 100,000 values",
             id="references-to-each-other",
+        ),
+        pytest.param(
+            {"type": "object", "properties": {"a": {"pattern": "(a?){1000}" * 60}}},
+            "more than 100,000 values",
+            id="a-pattern-that-is-large",
         ),
         pytest.param(
             {"type": "object", "properties": {"a": {"$ref": "#/$defs/0"}}, "$defs": {str(n): link(n) for n in range(300)}},
