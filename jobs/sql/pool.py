@@ -7,7 +7,7 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -25,7 +25,10 @@ Tables = Callable[[], Awaitable[Mapping[str, pa.Table | None]]]
 
 @dataclass(frozen=True, slots=True)
 class PoolLimits:
-    """Only ``long_at_once`` of ``at_once`` processes run queries of more than ``quick_cpu_s``, so that short ones always get through."""
+    """Only ``long_at_once`` of ``at_once`` processes run queries of more than ``quick_cpu_s``, so that short ones always get through.
+
+    One client may run one long query fewer, but at least one.
+    """
 
     at_once: int = 5
     client_at_once: int = 4  # so that another client finds a process free
@@ -72,14 +75,15 @@ class QueryPool:
         """
         async with self._turns.turn(client, len(query)):
             known = await tables()
-            running = self._long.begin()
+            seconds = self._limits.seconds if kept is None else self._limits.kept_seconds
+            running = self._long.begin(client, seconds)
             run = partial(
                 self._processes.run,
                 state_dir,
                 known,
                 query,
                 limit_rows=limit_rows,
-                seconds=self._limits.seconds if kept is None else self._limits.kept_seconds,
+                seconds=seconds,
                 check_long=running.check_long,
                 kept=kept,
                 min_free_bytes=min_free_bytes,
@@ -91,35 +95,45 @@ class QueryPool:
 
 
 class LongQueries:
-    """Which queries may use more than ``quick_cpu_s``: the first ``long_at_once`` to get there. Thread-safe."""
+    """Which queries may use more than ``quick_cpu_s``: the first ``long_at_once`` to get there, not all of one client. Thread-safe."""
 
     def __init__(self, limits: PoolLimits) -> None:
         self._limits = limits
         self._lock = threading.Lock()
         self._ends_s: dict[RunningQuery, float] = {}
 
-    def begin(self) -> RunningQuery:
-        return RunningQuery(self, self._limits.quick_cpu_s)
+    def begin(self, client: str, seconds: float) -> RunningQuery:
+        """A query of ``client`` that is stopped after ``seconds``."""
+        return RunningQuery(self, client, seconds, self._limits.quick_cpu_s)
 
     def enter(self, query: RunningQuery) -> None:
-        """Count a query as long. Raises `TooManyQueriesError` where ``long_at_once`` are running."""
+        """Count a query as long. Raises `TooManyQueriesError` where as many are running as may, of all clients or of its own."""
         with self._lock:
             if len(self._ends_s) >= self._limits.long_at_once:
-                raise TooManyQueriesError(
-                    f"the query is a long one, and {len(self._ends_s)} such are running; try again when one has ended, or narrow it",
-                    max(1, math.ceil(min(self._ends_s.values()) - time.monotonic())),
-                )
-            self._ends_s[query] = time.monotonic() + self._limits.seconds
+                raise _too_many(f"{len(self._ends_s)} are running", self._ends_s.values())
+            own_s = [end_s for one, end_s in self._ends_s.items() if one.client == query.client]
+            most = max(1, self._limits.long_at_once - 1)
+            if len(own_s) >= most:
+                raise _too_many(f"one client may run {most} at once", own_s)
+            self._ends_s[query] = time.monotonic() + query.seconds
 
     def leave(self, query: RunningQuery) -> None:
         with self._lock:
             self._ends_s.pop(query, None)
 
 
+def _too_many(why: str, ends_s: Collection[float]) -> TooManyQueriesError:
+    return TooManyQueriesError(
+        f"the query is a long one, of which {why}; try again when one has ended, or narrow it",
+        max(1, math.ceil(min(ends_s) - time.monotonic())),
+    )
+
+
 class RunningQuery:
     """Tracks one running query: whether it is long, and whether its client is gone."""
 
-    def __init__(self, queries: LongQueries, quick_cpu_s: float) -> None:
+    def __init__(self, queries: LongQueries, client: str, seconds: float, quick_cpu_s: float) -> None:
+        self.client, self.seconds = client, seconds
         self._queries = queries
         self._quick_cpu_s = quick_cpu_s
         self._is_long = self._is_given_up = False

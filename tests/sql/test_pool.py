@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -116,8 +117,8 @@ async def test_one_that_goes_while_it_waits_leaves_its_turn_to_others() -> None:
 
 
 def test_only_few_may_stay_for_long_and_a_place_that_is_left_is_free() -> None:
-    long = LongQueries(PoolLimits(long_at_once=1, quick_cpu_s=0.5, seconds=10.0))
-    first, second = long.begin(), long.begin()
+    long = LongQueries(PoolLimits(long_at_once=1, quick_cpu_s=0.5))
+    first, second = long.begin("a", 10.0), long.begin("b", 10.0)
     assert [first.check_long(cpu_s) for cpu_s in (0.1, 0.6, 0.7)] == [False, True, True]
     assert not second.check_long(0.4)
     with pytest.raises(TooManyQueriesError) as caught:
@@ -125,6 +126,29 @@ def test_only_few_may_stay_for_long_and_a_place_that_is_left_is_free() -> None:
     assert 1 <= caught.value.retry_after_s <= 10
     first.end()
     assert second.check_long(0.6)
+
+
+def test_one_client_leaves_a_long_query_to_others() -> None:
+    long = LongQueries(PoolLimits(long_at_once=2, quick_cpu_s=0.5))
+    first, second, other, third = (long.begin(client, 10.0) for client in ("a", "a", "b", "c"))
+    assert first.check_long(0.6)
+    with pytest.raises(TooManyQueriesError, match="one client may run 1 at once"):
+        second.check_long(0.6)
+    assert other.check_long(0.6)
+    with pytest.raises(TooManyQueriesError, match="of which 2 are running"):
+        third.check_long(0.6)
+    first.end()
+    assert second.check_long(0.6)
+
+
+def test_a_refused_query_is_told_when_the_first_long_one_must_have_ended() -> None:
+    long = LongQueries(PoolLimits(long_at_once=2, quick_cpu_s=0.5))
+    kept, later, third = long.begin("a", 600.0), long.begin("b", 900.0), long.begin("c", 10.0)
+    assert kept.check_long(0.6)
+    assert later.check_long(0.6)
+    with pytest.raises(TooManyQueriesError) as caught:
+        third.check_long(0.6)
+    assert 10 < caught.value.retry_after_s <= 600
 
 
 class _Processes:
@@ -156,3 +180,35 @@ async def test_the_pool_reads_the_tables_when_it_is_the_querys_turn(tmp_path: An
     assert processes.given == [({"jobs": None}, "select 1", {"limit_rows": 3, "seconds": 7.0, "kept": None, "min_free_bytes": 0})]
     pool.close()
     assert processes.ended
+
+
+class _Long(_Processes):
+    """Fake processes whose queries are long and run until they are let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun, self.let_go = threading.Event(), threading.Event()
+
+    def run(self, state_dir: Any, tables: Mapping[str, Any], query: str, **options: Any) -> bytes:
+        assert options["check_long"](1.0)
+        self.begun.set()
+        assert self.let_go.wait(600)
+        return super().run(state_dir, tables, query, **options)
+
+
+async def test_a_kept_query_holds_its_place_for_as_long_as_it_may_run(tmp_path: Any) -> None:
+    processes = _Long()
+    pool = QueryPool(processes, PoolLimits(long_at_once=1, seconds=7.0, kept_seconds=70.0))  # type: ignore[arg-type]
+
+    async def tables() -> dict[str, Any]:
+        return {}
+
+    kept = asyncio.create_task(pool.ask(tmp_path, tables, "select 1", client="a", kept=tmp_path / "answer"))
+    assert await asyncio.to_thread(processes.begun.wait, 600)
+    with pytest.raises(TooManyQueriesError) as caught:
+        await pool.ask(tmp_path, tables, "select 2", client="b")
+    processes.let_go.set()
+    assert await kept == b"{}"
+    pool.close()
+    assert 7 < caught.value.retry_after_s <= 70
+    assert [options["seconds"] for _, _, options in processes.given] == [70.0]
