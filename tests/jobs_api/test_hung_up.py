@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -153,6 +154,31 @@ async def test_a_file_whose_client_hung_up_as_it_was_taken_in_is_whole(tmp_path:
         await until(lambda: bool(store.list()))
     (stored,) = store.list()
     assert store.content(stored.id).read_bytes() == b"{}\n"
+
+
+async def test_a_client_that_hangs_up_in_an_upload_is_no_bug(office: Office, caplog: pytest.LogCaptureFixture) -> None:
+    path = "/uploads/0123456789abcdef0123456789abcdef/docs.csv"
+    come = iter([{"type": "http.request", "body": b"text\n", "more_body": True}, {"type": "http.disconnect"}])
+    scope = {
+        "type": "http",
+        "method": "PUT",
+        "path": path,
+        "raw_path": path.encode(),
+        "root_path": "",
+        "query_string": b"",
+        "headers": [(b"host", b"127.0.0.1")],
+        "client": ("127.0.0.1", 1),
+    }
+
+    async def receive() -> Any:
+        return next(come)
+
+    async def send(message: Any) -> None: ...
+
+    with caplog.at_level(logging.INFO, "harvester"):
+        await jobs_api(office.client, office.planner, office._info)(scope, receive, send)
+    assert [record.getMessage() for record in caplog.records] == []
+    assert (await office.http.get(path)).json()["bytes"] == len(b"text\n")
 
 
 async def test_a_loop_that_fails_begins_again(monkeypatch: pytest.MonkeyPatch) -> None:

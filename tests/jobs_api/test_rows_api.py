@@ -59,6 +59,18 @@ async def test_results_are_an_arrow_stream_that_is_taken_up_behind_a_row(office:
     assert pa.ipc.open_stream(io.BytesIO(rest.content)).read_all()["row_id"].to_pylist() == [1]
 
 
+async def test_an_offset_before_the_beginning_is_refused(office: Office) -> None:  # noqa: F811
+    job = await office.submitted()
+    folder = office.folder.results(job.id)
+    folder.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table({"row_id": [0], "output": ["x"]}), folder / "part-000000.parquet")
+    upload = await office.http.put(f"/uploads/{ID}/a.csv", content=b"abc", params={"offset": -1})
+    rows = await office.http.get(f"/jobs/{job.id}/results", params={"part": "part-000000", "offset": -1})
+    for answer in (upload, rows):
+        assert answer.status_code == 400, answer.text
+        assert answer.json()["error"]["message"].startswith("query.offset: Input should be greater than or equal to 0")
+
+
 async def test_a_whole_that_is_not_what_its_digest_says_is_dropped(office: Office) -> None:  # noqa: F811
     asked = {"last": True, "digest": hashlib.sha256(b"other").hexdigest()}
     damaged = await office.http.put(f"/uploads/{ID}/a.csv", content=b"abc", params=asked)

@@ -12,6 +12,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from harvester.core import __version__
 from harvester.errors import HarvesterError, NotFoundError, UsageError
@@ -161,6 +162,10 @@ def _answer_errors(app: FastAPI) -> None:
         is_unknown = error.status_code in (404, 405)
         message = f"unknown route {asked}; see /api/openapi.json" if is_unknown else str(error.detail)
         return error_answer(error.status_code, message, code=(NotFoundError if is_unknown else UsageError).code)
+
+    @app.exception_handler(ClientDisconnect)
+    async def _gone(request: Request, error: ClientDisconnect) -> Response:
+        return answer_of(UsageError("the client hung up before the request was whole"))
 
     @app.exception_handler(Exception)
     async def _bug(request: Request, error: Exception) -> Response:

@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import Annotated, Any
 
 import pyarrow as pa
-from fastapi import FastAPI
+from fastapi import FastAPI, Query
 from fastapi.responses import StreamingResponse
 
 from connectors.parquet.parts import Part, PartsSink, read_batches
@@ -69,7 +69,12 @@ def add_rows(app: FastAPI, ledger: LedgerJobs, folder: StateFolder) -> None:
 
     @app.get("/jobs/{job_id}/results", include_in_schema=False)
     async def results(
-        job_id: str, who: Who, part: str | None = None, offset: int = 0, edition: str | None = None, format: Shape = "arrow"
+        job_id: str,
+        who: Who,
+        part: str | None = None,
+        offset: Annotated[int, Query(ge=0)] = 0,
+        edition: str | None = None,
+        format: Shape = "arrow",
     ) -> StreamingResponse:
         view = await own_job(ledger, job_id, who)
         sink = results_of(folder, view.id)

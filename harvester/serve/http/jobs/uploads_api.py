@@ -11,9 +11,9 @@ import time
 from collections.abc import AsyncIterator, Collection
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Annotated, Any, BinaryIO
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Query, Request
 
 from connectors.durable import storage_error, sync_folder
 from connectors.paths.rules import SourceRules
@@ -189,7 +189,13 @@ def add_uploads(app: FastAPI, ledger: LedgerJobs, folder: StateFolder, min_free_
 
     @app.put("/uploads/{upload_id}/{name:path}", include_in_schema=False)
     async def piece(
-        upload_id: str, name: str, request: Request, who: Who, offset: int = 0, last: bool = False, digest: str | None = None
+        upload_id: str,
+        name: str,
+        request: Request,
+        who: Who,
+        offset: Annotated[int, Query(ge=0)] = 0,
+        last: bool = False,
+        digest: str | None = None,
     ) -> dict[str, Any]:
         path = uploads.path(upload_id, name, who)
         state = await uploads.append(path, offset, request.stream(), request.headers.get(DIGEST), is_last=last, who=who)
