@@ -34,8 +34,10 @@ class TokenConfig(Section):
 class AccessConfig(Section):
     """Who may ask for what. Keys are made with `harvester key add`."""
 
-    no_keys: bool = Field(
-        default=False, description="Listen beyond loopback although no key is asked for: everybody there may do everything."
+    no_keys: bool | None = Field(
+        default=None,
+        description="true: listen beyond loopback although no key is asked for: everybody there may do everything. false: ask for a key "
+        "on loopback too, even while there is none. None: ask beyond loopback, and on loopback once there is a key.",
     )
     limits: Limits = Field(
         default=Limits(), description="Limits of each key that has none of its own, and of everybody where there are no keys."

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import logging
+import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -73,6 +78,43 @@ def test_a_file_that_cannot_be_read_lets_nobody_in(file: KeyFile, ring: KeyRing,
         file.path.mkdir()
     assert ring.asks_for_key()
     assert ring.identify(key) is None
+
+
+@pytest.mark.parametrize("method", ["stat", "read_bytes"])
+def test_a_file_that_could_not_be_read_once_is_read_by_the_next_request(
+    file: KeyFile, ring: KeyRing, method: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    key = file.add("ann", [Role.ADMIN])
+    with monkeypatch.context() as patched, caplog.at_level(logging.ERROR, "harvester.access"):
+        patched.setattr(Path, method, failing(getattr(Path, method), file.path))
+        assert [ring.identify(key) for _ in range(3)] == [None] * 3
+        assert ring.asks_for_key()
+    assert len(caplog.records) == 1, "told once, not with each request"
+    assert ring.identify(key) is not None
+
+
+def test_only_a_file_that_is_not_there_is_no_file(file: KeyFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not KeyRing(path=file.path).asks_for_key()
+    monkeypatch.setattr(Path, "stat", failing(Path.stat, file.path))
+    assert KeyRing(path=file.path).asks_for_key()
+
+
+def failing(method: Callable[..., Any], path: Path) -> Callable[..., Any]:
+    """``method`` of a path, which fails for this one as where a process has too many files open, or a server of files does not answer."""
+
+    def called(this: Path, *given: Any, **options: Any) -> Any:
+        if this == path:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return method(this, *given, **options)
+
+    return called
+
+
+def test_a_server_that_asks_for_keys_does_so_before_there_is_one(file: KeyFile) -> None:
+    ring = KeyRing(path=file.path, asks=True)
+    assert ring.asks_for_key()
+    assert ring.identify("whatever") is None
+    assert ring.identify(file.add("ann", [Role.CHAT])) is not None
 
 
 def test_a_damaged_file_is_named_to_whoever_changes_it(file: KeyFile) -> None:

@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse
 from harvester.config import ServeConfig
 from harvester.core import Role
 from harvester.errors import ConfigError
-from harvester.serve.access.gate import Gate, check_listening, gate_of
+from harvester.serve.access.gate import Gate, asking, check_listening, gate_of
 from harvester.serve.access.identity import Identity
 from harvester.serve.access.keys import KeyFile, KeyRing
 from harvester.serve.access.origin import OriginCheck
@@ -361,6 +361,34 @@ def test_a_server_without_keys_listens_to_its_own_machine(tmp_path: Any, host: s
     assert check_listening(ServeConfig.model_validate({"host": host, "engine": {"api_key": "one"}}), keys) is None
     KeyFile(keys).add("ann", [Role.CHAT])
     assert check_listening(config, keys) is None
+
+
+@pytest.mark.parametrize(
+    ("values", "asks"),
+    [
+        ({}, False),
+        ({"host": "0.0.0.0"}, True),
+        ({"host": "0.0.0.0", "access": {"no_keys": True}}, False),
+        ({"access": {"no_keys": False}}, True),
+    ],
+    ids=["on loopback", "on the network", "that needs none", "that always asks"],
+)
+def test_a_process_that_finds_no_key_asks_for_one_unless_its_server_needs_none(
+    tmp_path: Any, values: dict[str, Any], asks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("VLLM_API_KEY", raising=False)
+    config, keys = ServeConfig.model_validate(values), tmp_path / "keys.json"
+    assert asking(config, keys) == config
+    assert gate_of(config, keys).keys.asks_for_key() is asks
+    KeyFile(keys).add("ann", [Role.CHAT])
+    begun = asking(config, keys)
+    keys.unlink()
+    assert gate_of(begun, keys).keys.asks_for_key(), "there was a key when the server began"
+
+
+def test_a_server_on_loopback_that_always_asks_is_open_to_nobody(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("VLLM_API_KEY", raising=False)
+    assert check_listening(ServeConfig.model_validate({"access": {"no_keys": False}}), tmp_path / "keys.json") is None
 
 
 def test_a_gate_is_made_of_the_configuration(tmp_path: Any) -> None:

@@ -45,7 +45,8 @@ def gate_of(config: ServeConfig, keys: Path, replicas: int | None = None, tracer
     ``replicas``: how many replicas share a key's requests to the model; None: the gate is not before a model.
     """
     quotas = Quotas(time.monotonic, replicas or 1)
-    ring = KeyRing(config.api_keys, keys, config.access.limits)
+    may_be_open = is_loopback(config.host) if config.access.no_keys is None else config.access.no_keys
+    ring = KeyRing(config.api_keys, keys, config.access.limits, asks=not may_be_open)
     tokens = config.access.tokens
     return Gate(
         ring if tokens is None else Several([ring, Tokens(tokens, config.access.limits)]),
@@ -57,6 +58,16 @@ def gate_of(config: ServeConfig, keys: Path, replicas: int | None = None, tracer
         media_hosts=frozenset(config.media_hosts),
         tracer=tracer,
     )
+
+
+def asking(config: ServeConfig, keys: Path) -> ServeConfig:
+    """The configuration for all processes of a server that starts: if there is a key now, each asks for one, whatever becomes of the file.
+
+    A process that starts later may not find the file: it was lost, or the folder of another machine is behind.
+    """
+    if not KeyRing(config.api_keys, keys).asks_for_key():
+        return config
+    return config.model_copy(update={"access": config.access.model_copy(update={"no_keys": False})})
 
 
 def check_listening(config: ServeConfig, keys: Path) -> str | None:
@@ -72,7 +83,7 @@ def check_listening(config: ServeConfig, keys: Path) -> str | None:
     if config.access.tokens is not None or KeyRing(config.api_keys, keys).asks_for_key():
         return None
     if is_loopback(config.host):
-        return "this machine"
+        return None if config.access.no_keys is False else "this machine"
     if not config.access.no_keys:
         raise ConfigError(
             f"without API keys everybody who reaches {config.host} could do everything; make a key with: harvester key add NAME, "

@@ -64,6 +64,16 @@ class KeyFile:
         self._now_s = now_s
         self._mirror = mirror
 
+    def stamp(self) -> tuple[int, ...] | None:
+        """Another value for each edition of the file; None: there is no file. Raises `StorageError`."""
+        try:
+            found = self.path.stat()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise storage_error("read", self.path, error) from error
+        return found.st_ino, found.st_mtime_ns, found.st_size
+
     def read(self) -> KeyBook:
         """Content of the file; no file is a book without keys. Raises `StorageError` if it is damaged."""
         if self._mirror is not None:
@@ -133,8 +143,8 @@ class KeyFile:
 class KeyRing:
     """Finds whom a key belongs to. Knows the keys of the configuration, which may do everything, and those of the file.
 
-    The file is checked with each request and read again when it changed. If it has gone or is damaged, its keys let nobody in: a
-    mistake must not open a server.
+    The file is checked with each request, and read when it changed or could not be read before. If it has gone or is damaged, its keys
+    let nobody in: a mistake must not open a server.
     """
 
     def __init__(
@@ -143,13 +153,17 @@ class KeyRing:
         path: Path | None = None,
         limits: Limits | None = None,
         now_s: Callable[[], float] = time.time,
+        *,
+        asks: bool = False,
     ) -> None:
+        """``asks``: a key is asked for even if there is none."""
         self._limits = limits or Limits()
         self._fixed = {_digest(key) for key in fixed}
         self._file = None if path is None else KeyFile(path)
         self._now_s = now_s
         self._stamp: tuple[int, ...] | None = None  # of the file when it was read
-        self._asks = bool(self._fixed)
+        self._failure: str | None = None  # why it could not be read the last time
+        self._asks = asks or bool(self._fixed)
         self._records: dict[str, KeyRecord] = {}  # by digest
         self._look()
 
@@ -168,14 +182,19 @@ class KeyRing:
         return Identity(record.name, record.roles, merged(self._limits, record.limits))
 
     def _look(self) -> None:
-        stamp = None if self._file is None else _stamp(self._file.path)
-        if stamp == self._stamp or self._file is None:
+        if self._file is None:
             return
-        self._stamp, self._asks, self._records = stamp, True, {}
         try:
+            stamp = self._file.stamp()
+            if stamp == self._stamp and self._failure is None:
+                return
             self._records = {record.digest: record for record in self._file.read().keys}
+            self._stamp, self._failure = stamp, None
         except StorageError as error:
-            log.error("keys_unreadable %s", error.message)
+            if error.message != self._failure:
+                log.error("keys_unreadable %s", error.message)
+            self._records, self._failure = {}, error.message
+        self._asks = True
 
 
 def merged(common: Limits, own: Limits | None) -> Limits:
@@ -186,14 +205,6 @@ def merged(common: Limits, own: Limits | None) -> Limits:
     if given == set(Limits.model_fields):  # of an earlier version, which also stored limits that nobody gave
         given = {name for name, field in Limits.model_fields.items() if getattr(own, name) != field.default}
     return common.model_copy(update={name: getattr(own, name) for name in given})
-
-
-def _stamp(path: Path) -> tuple[int, ...] | None:
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 def _digest(key: str) -> str:

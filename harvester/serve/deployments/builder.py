@@ -18,7 +18,7 @@ from ray import serve
 from harvester.config import ServeConfig, load_config
 from harvester.engine.launch.models import ModelChoice, choose_model, settled
 from harvester.errors import ConfigError, StateError
-from harvester.serve.access.gate import check_listening
+from harvester.serve.access.gate import asking, check_listening
 from harvester.serve.deployments.actor import ledger_name, start_ledger
 from harvester.serve.deployments.jobs_app import jobs_app
 from harvester.serve.deployments.openai_app import openai_apps
@@ -70,6 +70,7 @@ def _prepared(given: Arguments) -> tuple[ServeConfig, ModelChoice, Path, str]:
     folder.prepare()
     _ready(folder, config)
     check_listening(config, folder.keys)
+    config = asking(config, folder.keys)
     config = config.model_copy(update={"sources": config.sources.with_roots(None)})
     name = ledger_name(folder.root)
     where = ledger_options(config)
