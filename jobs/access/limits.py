@@ -15,6 +15,13 @@ from jobs.errors import ParameterError, TooLargeError
 from jobs.hint import ARGS
 
 MAX_COST = 1 << 40  # costs beyond are all the same
+# Of a JSON text, inside strings too: what is dear to read, and more of it than the longest context holds.
+MOST_IN_JSON = {
+    "brackets": (b"{[", 1 << 18),  # an object or list takes up to 30 times its bytes
+    "colons": (b":", 1 << 18),
+    "commas": (b",", 5 << 18),
+    "digits": (b"0123456789", 1 << 23),  # a long number takes longer than many short ones
+}
 _GUIDES = (
     "structured_outputs",
     "response_format",
@@ -53,6 +60,18 @@ class Limits(Section):
     max_job_rows: int | None = Field(default=None, ge=1, description="Maximum rows of a job or batch.")
 
 
+def check_json(text: bytes) -> None:
+    """Raises `TooLargeError` for JSON that would take gigabytes once it is read, or seconds to read."""
+    for what, (letters, most) in MOST_IN_JSON.items():
+        if len(text) > most and (found := _count(text, letters)) > most:
+            raise TooLargeError(f"the body holds {found:,} {what}; the limit is {most:,}: send less at once")
+
+
+def _count(text: bytes, letters: bytes) -> int:
+    """One pass for each letter is quickest for a few, one that takes all of them out for many."""
+    return sum(map(text.count, letters)) if len(letters) < 4 else len(text) - len(text.translate(None, letters))
+
+
 def check_own(body: Mapping[str, Any]) -> None:
     """Raises `ParameterError` for a parameter that only harvester itself may give its engine."""
     if _number(body.get("priority")) or ("priority" in body and _number(body["priority"]) is None):
@@ -84,12 +103,14 @@ def check_size(body: Mapping[str, Any], limits: Limits) -> int:
         asked = _number(body.get(name))
         if limits.max_tokens is not None and asked is not None and asked > limits.max_tokens:
             raise TooLargeError(f"{name} is {asked:,}; the limit of this key is {limits.max_tokens:,}: lower it", name)
-    for name in _GUIDES:
-        cost = 0 if limits.max_grammar_cost is None else grammar_cost(body.get(name))
-        if limits.max_grammar_cost is not None and cost > limits.max_grammar_cost:
-            raise TooLargeError(
-                f"{name} describes a grammar of {cost:,} characters, repeats written out; the limit is {limits.max_grammar_cost:,}", name
-            )
+    if limits.max_grammar_cost is not None:
+        for name in _GUIDES:
+            if grammar_cost(body.get(name), limits.max_grammar_cost) > limits.max_grammar_cost:
+                raise TooLargeError(
+                    f"{name} describes a grammar of more than {limits.max_grammar_cost:,} characters, repeats written out, "
+                    "the limit of this key; make it smaller",
+                    name,
+                )
     return choices
 
 
@@ -118,22 +139,27 @@ def _number(value: object) -> int | None:
     return min(MAX_COST, max(-MAX_COST, int(number))) if math.isfinite(number) else None
 
 
-def grammar_cost(value: object) -> int:
-    """Characters from which a grammar is compiled, with counted repeats written out: the grammar's memory grows with them."""
+def grammar_cost(value: object, max_cost: int = MAX_COST) -> int:
+    """Characters from which a grammar is compiled, with counted repeats written out: the grammar's memory grows with them.
+
+    A cost above ``max_cost`` is not counted to its end: the result is then some number above ``max_cost``, and the work is bounded by it.
+    """
     cost, left = 0, [("", value)]
-    while left and cost < MAX_COST:
+    while left and cost <= max_cost:
         name, one = left.pop()
         if isinstance(one, dict):
-            left += one.items()
-            cost += sum(len(str(key)) for key in one)
+            cost += sum(map(len, map(str, one)))
+            if cost <= max_cost:
+                left += one.items()
         elif isinstance(one, list):
-            left += [(name, item) for item in one]
             cost += len(one)
+            if cost <= max_cost:
+                left += [(name, item) for item in one]
         elif isinstance(one, str):
-            nested = _parsed(one) if name in _NESTED_JSON else None
+            cost += pattern_cost(one, max_cost - cost) if name in _PATTERNS else len(one)
+            nested = _parsed(one) if name in _NESTED_JSON and cost <= max_cost else None
             if nested is not None:
                 left.append(("", nested))
-            cost += pattern_cost(one) if name in _PATTERNS else len(one)
         elif name in _REPEATS:
             cost += max(0, _number(one) or 0)
     return min(cost, MAX_COST)
@@ -146,8 +172,14 @@ def _parsed(text: str) -> object:
         return None  # the engine refuses it
 
 
-def pattern_cost(pattern: str) -> int:
-    """Length of a regular expression, or of a grammar in EBNF, with every counted repeat written out: ``(ab{3}){10}`` is 60 or so."""
+def pattern_cost(pattern: str, max_cost: int = MAX_COST) -> int:
+    """Length of a regular expression, or of a grammar in EBNF, with every counted repeat written out: ``(ab{3}){10}`` is 60 or so.
+
+    At least its length as it is written, also where a repeat is shorter written out, or a group is left open. One that is longer than
+    ``max_cost`` is not read.
+    """
+    if len(pattern) > max_cost:
+        return len(pattern)
     levels = [[0, 0]]  # of each open group: cost before its last item, cost of that item
     at = 0
     while at < len(pattern):
@@ -165,7 +197,7 @@ def pattern_cost(pattern: str) -> int:
             width = _atom(pattern, at)
             _append(top, width)
         at += width
-    return min(MAX_COST, sum(map(sum, levels)))
+    return min(MAX_COST, max(len(pattern), sum(map(sum, levels))))
 
 
 def _append(level: list[int], cost: int) -> None:

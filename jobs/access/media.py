@@ -42,15 +42,17 @@ def _addresses(name: str, value: object) -> Iterator[tuple[str, str]]:
     while left:
         name, one = left.pop()
         if isinstance(one, dict):
-            left += one.items()
-            found = [(field, one[field]) for field in _FIELDS & one.keys()]
-            found += [("source.url", one["source"])] if isinstance(one.get("source"), dict) else []
-            for field, given in found:
-                address = given.get("url") if isinstance(given, dict) else given
-                if isinstance(address, str) and address:
-                    yield field, address
+            for field, inner in one.items():
+                is_holder = isinstance(inner, dict)
+                if field in _FIELDS or (is_holder and field == "source"):
+                    address = inner.get("url") if is_holder else inner
+                    if isinstance(address, str) and address:
+                        yield "source.url" if field == "source" else field, address
+                if is_holder or isinstance(inner, list) or field in _LISTS:
+                    left.append((field, inner))
         elif isinstance(one, list):
-            left += [(name, item) for item in one]
+            kinds = (list, dict, str) if name in _LISTS else (list, dict)  # a prompt may have a million token ids
+            left += [(name, item) for item in one if isinstance(item, kinds)]
         elif isinstance(one, str) and name in _LISTS and one:
             yield name, one
 

@@ -7,10 +7,10 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from jobs.access.limits import Limits, check_size
+from jobs.access.limits import Limits, check_json, check_size
 from jobs.access.media import check_media
 from jobs.batches.record import ENDPOINTS, BatchError
-from jobs.errors import ParameterError
+from jobs.errors import ParameterError, TooLargeError
 
 LONGEST_ID = 512
 NO_OWN = Limits()
@@ -80,10 +80,13 @@ class LineRules:
 
 def _object(number: int, raw: bytes) -> dict[str, Any]:
     try:
+        check_json(raw)  # a replica reads it again
         item = json.loads(raw.decode("utf-8"), parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
         reason = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)[:120]
         _bad(number, "invalid_json_line", f"This line is not parseable as valid JSON: {reason}.", None)
+    except TooLargeError as error:
+        _bad(number, error.code, error.message, None)
     if not isinstance(item, dict):
         message = f"This line is a JSON {type(item).__name__}; it must be an object with custom_id, method, url and body."
         _bad(number, "invalid_json_line", message, None)

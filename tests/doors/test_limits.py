@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import tracemalloc
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.access.limits import MAX_COST, Limits, check_job, check_own, check_size, grammar_cost, pattern_cost
+from harvester.engine.frontend.door import prompt_tokens
+from jobs.access.limits import MAX_COST, Limits, check_job, check_json, check_own, check_size, grammar_cost, pattern_cost
+from jobs.access.media import check_media
 from jobs.errors import TooLargeError
 
 JSON = st.recursive(
@@ -83,15 +88,17 @@ def test_what_has_no_limit_passes() -> None:
         (r"\d{4}-\d{2}-\d{2}", 18),
         ("[0-9a-f]{8}-[0-9a-f]{4}", 8 * 8 + 1 + 8 * 4),
         ("(ab{3}){10}", (1 + 3 + 2) * 10),
-        ("a{2,5}", 5),
+        ("a{2,5}", 6),
+        ("a{2,9}", 9),
         ("a{,7}b", 8),
-        ("a{3,}", 3),
+        ("a{3,}", 5),
+        ("a{1}" * 9, 36),
         ("a*b+c?", 6),
         ("[]{9}]{2}", 12),
         ("[^]a]{3}", 15),
         (r"\({3}", 6),
         ("a)b", 3),
-        ("((((", 0),
+        ("((((", 4),
         ("a{x}", 4),
         ("[abc", 4),
         ("\\", 2),
@@ -116,6 +123,62 @@ def test_any_json_has_a_cost_and_is_checked(value: Any) -> None:
     assert grammar_cost(value) >= 0
     check_size({"n": 1, "tools": value, "prompt": value if not isinstance(value, list) else "a"}, Limits())
     check_own({"vllm_xargs": value} if not isinstance(value, dict) else {})
+
+
+@pytest.mark.parametrize(
+    ("value", "cost"),
+    [
+        ({"regex": "(a{99}){99}" * 50}, len("regex") + 11 * 50),
+        ({"regex": "(" * 500}, len("regex") + 500),
+        ([["a" * 1000]] * 500, 500),
+        ({"k" * 500: "v" * 1000}, 500),
+        ({"json": json.dumps(["a" * 1000])}, len("json") + 1004),
+        ([{"minItems": 1000}, "a" * 500], 2 + 500),
+    ],
+    ids=["a long pattern", "open groups", "a list", "an object", "JSON as text", "what comes behind"],
+)
+def test_a_grammar_is_counted_no_further_than_its_limit(value: Any, cost: int) -> None:
+    assert grammar_cost(value, 400) == cost
+
+
+MANY = 1_000_000
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        lambda ids: check_media({"prompt": ids, "messages": ids}, ()),
+        lambda ids: check_size({"prompt": ids}, Limits()),
+        lambda ids: prompt_tokens({"prompt": ids}, b""),
+    ],
+    ids=["media", "size", "tokens"],
+)
+def test_a_prompt_of_a_million_token_ids_is_not_copied_to_be_checked(check: Callable[[list[int]], Any]) -> None:
+    ids = [0] * MANY
+    tracemalloc.start()
+    try:
+        check(ids)
+        assert tracemalloc.get_traced_memory()[1] < MANY, "less than a byte for each"
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"prompt": list(range(MANY))},
+        {
+            "messages": [
+                {"role": "user", "content": [{"type": "image_url", "image_url": {"url": base64.b64encode(bytes(range(256)) * 90_000)}}]}
+            ]
+        },
+        {"messages": [{"role": "user", "content": 'Well, it said {x}, and "no".\n' * 120_000}]},
+        {"messages": [{"role": "user", "content": "\u6c49" * MANY}]},
+    ],
+    ids=["token ids", "an image", "text", "text in escapes"],
+)
+def test_a_large_request_that_a_model_can_answer_passes(body: Any) -> None:
+    check_json(json.dumps(body, default=bytes.decode).encode())
 
 
 def test_a_deep_schema_is_read_without_recursion() -> None:

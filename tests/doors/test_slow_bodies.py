@@ -16,10 +16,11 @@ from fastapi import FastAPI, Request
 from starlette.types import Message
 
 from harvester.errors import SlowBodyError
-from harvester.serve.access.body import MAX_BRACKETS, Pace, paced
+from harvester.serve.access.body import Pace, paced
 from harvester.serve.access.gate import Gate
 from harvester.serve.access.routes import CHAT, RouteTable
 from harvester.serve.access.wall import guard
+from jobs.access.limits import MOST_IN_JSON
 
 TABLE = RouteTable({"POST /say": CHAT, "POST /upload": CHAT, "POST /ask": CHAT}, model_requests=("POST /ask",), streamed=("POST /upload",))
 PATIENCE_S = 20.0
@@ -131,8 +132,15 @@ async def test_a_compressed_body_is_refused_and_not_opened(path: str, encoding: 
     assert "does not decode" in answer.json()["error"]["message"]
 
 
-async def test_json_that_would_take_gigabytes_is_refused_before_it_is_read() -> None:
+@pytest.mark.parametrize(
+    ("what", "pieces"),
+    [("brackets", b"{},"), ("colons", b'"":0,'), ("commas", b"0,"), ("digits", b"9" * 4000 + b",")],
+    ids=["gigabytes", "names", "values", "numbers"],
+)
+async def test_json_that_would_take_gigabytes_or_seconds_is_refused_before_it_is_read(what: str, pieces: bytes) -> None:
+    letters, most = MOST_IN_JSON[what]
+    too_many = pieces * (most // sum(pieces.count(letter) for letter in letters) + 1)
     async with client() as http:
-        answer = await http.post("/ask", content=b'{"a": [' + b"{}," * MAX_BRACKETS + b"{}]}")
+        answer = await http.post("/ask", content=too_many)
     assert answer.status_code == 413
-    assert "brackets" in answer.json()["error"]["message"]
+    assert what in answer.json()["error"]["message"]

@@ -108,10 +108,15 @@ def _parsed(body: bytes) -> dict[str, Any]:
 
 
 def prompt_tokens(asked: dict[str, Any], body: bytes) -> int:
-    """Estimated tokens of the prompt; exact for token ids, or a list of such prompts."""
+    """Estimated tokens of the prompt; exact for token ids, or a list of such prompts, which the first of a list tells."""
     prompt = asked.get("prompt")
-    ids = [one for part in prompt for one in (part if isinstance(part, list) else [part])] if isinstance(prompt, list) else ()
-    return len(ids) if ids and all(isinstance(one, int) for one in ids) else len(body) // CHARS_PER_TOKEN
+    parts: list[Any] = prompt if isinstance(prompt, list) else []
+    first = parts[0] if parts else None
+    if isinstance(first, int):
+        return len(parts)
+    if isinstance(first, list) and first and isinstance(first[0], int):
+        return sum(len(part) for part in parts if isinstance(part, list))
+    return len(body) // CHARS_PER_TOKEN
 
 
 async def _refuse(error: OverloadError, send: Send) -> None:

@@ -11,8 +11,6 @@ from starlette.types import Message, Receive, Send
 
 from harvester.errors import HarvesterError, ParameterError, SlowBodyError, TooLargeError
 
-MAX_BRACKETS = 1 << 20  # objects and lists of a JSON body: each takes up to 30 times its bytes once it is read
-
 
 @dataclass(frozen=True, slots=True)
 class Pace:
@@ -122,13 +120,6 @@ def check_encoding(headers: Headers) -> None:
     encoding = headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("", "identity"):
         raise ParameterError(f"the body is encoded as {encoding[:40]!r}, which this server does not decode; send it as it is")
-
-
-def check_brackets(body: bytes) -> None:
-    """Raises `TooLargeError` for JSON that would take gigabytes once it is read."""
-    brackets = body.count(b"{") + body.count(b"[")
-    if brackets > MAX_BRACKETS:
-        raise TooLargeError(f"the body holds {brackets:,} brackets; the limit is {MAX_BRACKETS:,}: send less at once")
 
 
 def _too_long(max_bytes: int) -> TooLargeError:

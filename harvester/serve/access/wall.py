@@ -18,14 +18,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from harvester.engine.frontend.spending import ASKER, SPENT
 from harvester.errors import HarvesterError, KeyRefusedError, NotFoundError, ParameterError, RoleError
 from harvester.logs import about
-from harvester.serve.access.body import again, answering, bounded, check_brackets, check_encoding, paced, read
+from harvester.serve.access.body import again, answering, bounded, check_encoding, paced, read
 from harvester.serve.access.gate import Gate
 from harvester.serve.access.identity import Identity
 from harvester.serve.access.routes import OPEN, SHUT, Route, RouteTable
 from harvester.serve.access.traced import Traced
 from harvester.serve.access.who import remember
 from harvester.serve.openai.errors import answer_of
-from jobs.access.limits import check_class, check_own, check_size
+from jobs.access.limits import check_class, check_json, check_own, check_size
 from jobs.access.media import check_media
 
 PRIORITY_HEADER = b"x-vllm-priority"  # vLLM's, which only harvester sets
@@ -101,7 +101,7 @@ class Wall:
                 receive, send = answering(receive, send, self._answer(scope, receive, send))
             else:
                 body = await read(receive)
-                check_brackets(body)
+                check_json(body)
                 receive = again(body, receive)
                 requests = _checked(scope, body, who, self._gate) if route.is_model_request else 1
         if self._gate.meter is not None:
