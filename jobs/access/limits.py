@@ -1,4 +1,4 @@
-"""What one API key may ask, and what one request asks: choices, tokens, the size of a grammar."""
+"""What one API key may ask, and what one request asks: choices, inputs, tokens, the size of a grammar."""
 
 from __future__ import annotations
 
@@ -32,6 +32,8 @@ _GUIDES = (
 )  # parameters that a grammar is made of
 _PATTERNS = frozenset({"pattern", "regex", "grammar", "whitespace_pattern"})
 _NESTED_JSON = frozenset({"json", "structural_tag"})  # may hold JSON as text
+# Of embeddings, classes, scores and rankings: a list there is a request to the engine for each item.
+_INPUTS = ("input", "messages", "inputs", "texts", "images", "queries", "documents", "items", "data_1", "data_2", "text_1", "text_2")
 _REPEATS = frozenset({"minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties"})
 _COUNTED = re.compile(r"\{(\d{1,9})?\s*(?:,\s*(\d{1,9})?)?\}")
 
@@ -40,11 +42,14 @@ class Limits(Section):
     """Limits of one API key. None: no limit."""
 
     requests_per_minute: int | None = Field(
-        default=None, ge=1, description="Model requests, submitted jobs and uploads. A request for `n` choices counts as `n`."
+        default=None, ge=1, description="Model requests, submitted jobs and uploads. A request for `n` choices or inputs counts as `n`."
     )
-    tokens_per_minute: int | None = Field(default=None, ge=1, description="Prompt and output tokens of chat.")
+    tokens_per_minute: int | None = Field(default=None, ge=1, description="Prompt and output tokens of model requests.")
     open_requests: int | None = Field(default=None, ge=1, description="Requests in work at once.")
     max_choices: int | None = Field(default=128, ge=1, description="Choices of one request: `n` for each of its prompts.")
+    max_inputs: int | None = Field(
+        default=2048, ge=1, description="Inputs of one request for embeddings, classes or scores; documents of one for a ranking."
+    )
     max_tokens: int | None = Field(default=None, ge=1, description="Maximum `max_tokens` of a request.")
     max_body_bytes: int = Field(default=32 << 20, ge=1024, description="Maximum bytes of a request's body, uploads apart.")
     max_upload_bytes: int | None = Field(default=None, ge=1, description="Maximum bytes of an uploaded file.")
@@ -95,10 +100,13 @@ def check_class(body: Mapping[str, Any], known: Collection[str] | None) -> None:
 
 
 def check_size(body: Mapping[str, Any], limits: Limits) -> int:
-    """The choices that a request to the model asks for. Raises `TooLargeError` naming the parameter that is above its limit."""
-    choices = _choices(body)
+    """How many requests to the engine a request to the model is. Raises `TooLargeError` naming the parameter that is above its limit."""
+    choices, inputs = _choices(body), _inputs(body)
     if limits.max_choices is not None and choices > limits.max_choices:
         raise TooLargeError(f"the request asks for {choices:,} choices; the limit is {limits.max_choices:,}: send several requests", "n")
+    for name, count in inputs.items():
+        if limits.max_inputs is not None and count > limits.max_inputs:
+            raise TooLargeError(f"{name} holds {count:,} inputs; the limit is {limits.max_inputs:,}: send several requests", name)
     for name in ("max_tokens", "max_completion_tokens", "max_output_tokens", "min_tokens"):
         asked = _number(body.get(name))
         if limits.max_tokens is not None and asked is not None and asked > limits.max_tokens:
@@ -111,7 +119,7 @@ def check_size(body: Mapping[str, Any], limits: Limits) -> int:
                     "the limit of this key; make it smaller",
                     name,
                 )
-    return choices
+    return max([choices, *inputs.values()])
 
 
 def check_job(max_tokens: int, answers: object, rows: int, limits: Limits | None) -> None:
@@ -128,6 +136,19 @@ def _choices(body: Mapping[str, Any]) -> int:
     prompt = body.get("prompt")
     prompts = len(prompt) if isinstance(prompt, list) and isinstance(next(iter(prompt), None), str | list) else 1
     return max(1, *numbers) * prompts
+
+
+def _inputs(body: Mapping[str, Any]) -> dict[str, int]:
+    """Number of inputs by field."""
+    return {name: len(body[name]) for name in _INPUTS if _holds_inputs(name, body.get(name))}
+
+
+def _holds_inputs(name: str, value: object) -> bool:
+    """Whether it is a list of inputs. One of numbers is a single prompt, one of messages a single conversation."""
+    first = value[0] if isinstance(value, list) and value else None
+    if isinstance(first, dict):  # with a list of contents an input; else a document that a chat is given
+        return name not in ("input", "messages") and isinstance(first.get("content"), list)
+    return isinstance(first, str | list)
 
 
 def _number(value: object) -> int | None:

@@ -45,6 +45,38 @@ def test_choices_are_counted_for_each_prompt(body: dict[str, Any], choices: int)
     assert check_size(body, Limits()) == choices
 
 
+PART = {"content": [{"type": "text", "text": "a"}]}
+
+
+@pytest.mark.parametrize(
+    ("body", "inputs"),
+    [
+        ({"input": "one"}, 1),
+        ({"input": ["one", "two"]}, 2),
+        ({"input": [1, 2, 3]}, 1),
+        ({"input": [[1, 2], [3]]}, 2),
+        ({"input": [{"role": "user", **PART}] * 3}, 1),
+        ({"input": [[{"role": "user", **PART}]] * 3}, 3),
+        ({"messages": [{"role": "user", **PART}] * 3}, 1),
+        ({"messages": [[{"role": "user", **PART}]] * 3}, 3),
+        ({"messages": [{"role": "user", **PART}], "input": ["one", "two"]}, 2),
+        ({"messages": [{"role": "user", **PART}], "documents": [{"title": "a", "content": "b"}] * 3}, 1),
+        ({"query": "one", "documents": ["two", "three"]}, 2),
+        ({"query": "one", "documents": [PART, PART, "three"]}, 3),
+        ({"query": "one", "documents": PART}, 1),
+        ({"queries": "one", "items": ["two", "three"]}, 2),
+        ({"data_1": ["one", "two", "three"], "data_2": ["four"]}, 3),
+        ({"text_1": "one", "text_2": ["two", "three"]}, 2),
+        ({"texts": ["one", "two"]}, 2),
+        ({"images": ["data:,"] * 2}, 2),
+        ({"inputs": [PART] * 4}, 4),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+def test_inputs_of_embeddings_and_scores_are_counted_as_requests(body: dict[str, Any], inputs: int) -> None:
+    assert check_size(body, Limits()) == inputs
+
+
 @pytest.mark.parametrize(
     ("body", "param"),
     [
@@ -53,6 +85,8 @@ def test_choices_are_counted_for_each_prompt(body: dict[str, Any], choices: int)
         ({"n": 1e300}, "n"),
         ({"n": 10**400}, "n"),
         ({"prompt": ["a"] * 200}, "n"),
+        ({"input": ["a"] * 2049}, "input"),
+        ({"query": "a", "documents": ["a"] * 2049}, "documents"),
         ({"max_tokens": 101}, "max_tokens"),
         ({"max_completion_tokens": "101"}, "max_completion_tokens"),
         ({"structured_outputs": {"choice": CHOICES}}, "structured_outputs"),
@@ -77,7 +111,8 @@ def test_a_request_that_would_stop_the_others_is_refused(body: dict[str, Any], p
 def test_what_has_no_limit_passes() -> None:
     check_job(10**9, CHOICES, 10**12, None)
     check_size({"structured_outputs": {"json": "no JSON, which the engine refuses"}}, Limits())
-    check_size({"n": 2000, "max_tokens": 10**9, "structured_outputs": {"choice": CHOICES}}, Limits(max_choices=None, max_grammar_cost=None))
+    unlimited = Limits(max_choices=None, max_inputs=None, max_grammar_cost=None)
+    check_size({"n": 2000, "max_tokens": 10**9, "structured_outputs": {"choice": CHOICES}, "input": CHOICES}, unlimited)
 
 
 @pytest.mark.parametrize(

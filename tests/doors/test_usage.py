@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 
 from harvester.core import Role
-from harvester.engine.frontend.spending import ASKER, SPENT, told
+from harvester.engine.frontend.spending import ASKER, SPENT, told, told_prompt
 from harvester.errors import KeyRefusedError, QuotaError, StorageError
 from harvester.serve.access.gate import Gate
 from harvester.serve.access.identity import Identity
@@ -101,9 +101,26 @@ async def test_a_client_that_hangs_up_has_spent_what_came() -> None:
     assert heard == [(3, 2)]
 
 
+async def test_an_embedding_has_spent_its_prompt() -> None:
+    @dataclass
+    class Embedding:
+        prompt_token_ids: list[int]
+        outputs: object = None
+
+    async def embeddings() -> AsyncGenerator[Embedding, None]:
+        yield Embedding([1, 2, 3, 4])
+
+    heard: list[tuple[int, int]] = []
+    token = SPENT.set(lambda *tokens: heard.append(tokens))
+    passed = [output async for output in told_prompt(embeddings())]
+    SPENT.reset(token)
+    assert (passed, heard) == ([Embedding([1, 2, 3, 4])], [(4, 0)])
+
+
 async def test_an_answer_that_nobody_counts_is_passed_as_it_is() -> None:
     made = stream(outputs([1]))
     assert told(made, is_delta=True) is made
+    assert told_prompt(made) is made
     await made.aclose()
 
 

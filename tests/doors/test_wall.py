@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import httpx
@@ -302,13 +302,14 @@ async def test_a_busy_answer_says_when_to_come_again(http: httpx.AsyncClient) ->
 # -- quotas -------------------------------------------------------------------------------------------------------------------------
 
 
-async def test_a_request_for_many_answers_counts_as_many() -> None:
+@pytest.mark.parametrize("asked", [lambda count: {"n": count}, lambda count: {"input": ["a"] * count}], ids=["choices", "inputs"])
+async def test_a_request_for_many_answers_counts_as_many(asked: Callable[[int], dict[str, Any]]) -> None:
     async with client(Gate(Directory(Limits(requests_per_minute=10)))) as http:
-        assert (await http.post("/say", json={"n": 9}, headers=bearer("boss"))).status_code == 200
-        answer = await http.post("/say", json={"n": 5}, headers=bearer("boss"))
+        assert (await http.post("/say", json=asked(9), headers=bearer("boss"))).status_code == 200
+        answer = await http.post("/say", json=asked(5), headers=bearer("boss"))
         assert refusal(answer, 429)["code"] == "rate_limit_exceeded"
         assert 1 <= int(answer.headers["retry-after"]) <= 25
-        assert (await http.post("/say", json={"n": 9}, headers=bearer("chatter"))).status_code == 200
+        assert (await http.post("/say", json=asked(9), headers=bearer("chatter"))).status_code == 200
 
 
 async def test_an_upload_counts_when_it_begins_and_not_with_each_piece() -> None:

@@ -17,7 +17,7 @@ from jobs.access.limits import Limits, check_size
 
 IDENTITY = "harvester.identity"  # in the ASGI scope: the caller, with a `name`; absent where there are no keys
 CHARS_PER_TOKEN = 4  # about
-UNLIMITED = Limits(max_choices=None, max_grammar_cost=None)
+UNLIMITED = Limits(max_choices=None, max_inputs=None, max_grammar_cost=None)
 GENERATING = frozenset(
     {
         "/v1/chat/completions",

@@ -18,20 +18,41 @@ class Choice(Protocol):
     def token_ids(self) -> Sequence[int]: ...
 
 
-class Output(Protocol):
+class Prompted(Protocol):
     @property
     def prompt_token_ids(self) -> Sequence[int] | None: ...
+
+
+class Output(Prompted, Protocol):
     @property
     def outputs(self) -> Sequence[Choice]: ...
 
 
 Out = TypeVar("Out", bound=Output)
+Read = TypeVar("Read", bound=Prompted)
 
 
 def told(stream: AsyncGenerator[Out, None], *, is_delta: bool) -> AsyncGenerator[Out, None]:
     """The same outputs; `SPENT` is told their tokens at the end, also after a hang-up. ``is_delta``: each holds only new tokens."""
     spent = SPENT.get()
     return stream if spent is None else _told(stream, spent, is_delta)
+
+
+def told_prompt(stream: AsyncGenerator[Read, None]) -> AsyncGenerator[Read, None]:
+    """As `told`, for an answer without tokens of its own: an embedding, a class, a score."""
+    spent = SPENT.get()
+    return stream if spent is None else _told_prompt(stream, spent)
+
+
+async def _told_prompt(stream: AsyncGenerator[Read, None], spent: Callable[[int, int], None]) -> AsyncGenerator[Read, None]:
+    prompt_tokens = 0
+    try:
+        async with aclosing(stream):
+            async for output in stream:
+                prompt_tokens = max(prompt_tokens, len(output.prompt_token_ids or ()))
+                yield output
+    finally:
+        spent(prompt_tokens, 0)
 
 
 async def _told(stream: AsyncGenerator[Out, None], spent: Callable[[int, int], None], is_delta: bool) -> AsyncGenerator[Out, None]:

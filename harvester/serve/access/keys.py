@@ -32,6 +32,7 @@ log = logging.getLogger("harvester.access")
 PREFIX = "hk_"
 SECRET_BYTES = 32
 CONFIG_NAME = "config"  # owner of what is made with keys of the configuration
+_SINCE = {"max_inputs"}  # limits that versions which stored all of them did not have
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 
 
@@ -202,7 +203,7 @@ def merged(common: Limits, own: Limits | None) -> Limits:
     if own is None:
         return common
     given = own.model_fields_set
-    if given == set(Limits.model_fields):  # of an earlier version, which also stored limits that nobody gave
+    if given | _SINCE == set(Limits.model_fields):  # of an earlier version, which also stored limits that nobody gave
         given = {name for name, field in Limits.model_fields.items() if getattr(own, name) != field.default}
     return common.model_copy(update={name: getattr(own, name) for name in given})
 

@@ -35,8 +35,8 @@ class Meter:
         self._telling: list[Spent] = []  # reported, but not confirmed: it is sent again unchanged
         self._untold: Tally[tuple[str | None, str]] = Tally()  # by owner and column
         self._labels: set[str] = set()
-        self._tokens = Counter("harvester_key_tokens", "Tokens of chat by API key.", ["key", "kind"], registry=registry)
-        self._requests = Counter("harvester_key_requests", "Answers of the engine to chat by API key.", ["key"], registry=registry)
+        self._tokens = Counter("harvester_key_tokens", "Tokens of model requests by API key.", ["key", "kind"], registry=registry)
+        self._requests = Counter("harvester_key_requests", "Answers of the engine by API key.", ["key"], registry=registry)
         self._refused = Counter(
             "harvester_refused_requests", "Requests refused before the model, by error code.", ["code"], registry=registry
         )

@@ -26,7 +26,7 @@ from harvester.engine.frontend.engine import Embedded, Generated, Sizes
 from harvester.engine.frontend.metrics import ClassMetrics, StreamClock
 from harvester.engine.frontend.overload import Overload
 from harvester.engine.frontend.signal import ArrivalSignal
-from harvester.engine.frontend.spending import told
+from harvester.engine.frontend.spending import told, told_prompt
 from harvester.engine.processes.in_subprocess import kill
 from harvester.engine.shared.settings import KEY, Settings, Slo
 from harvester.engine.shared.state import SharedState
@@ -206,7 +206,7 @@ class HarvestLLM(AsyncLLM):
         self, prompt: Any, pooling_params: PoolingParams, request_id: str, *given: Any, **named: Any
     ) -> AsyncGenerator[PoolingRequestOutput, None]:
         """vLLM's, counted."""
-        async with aclosing(super().encode(prompt, pooling_params, request_id, *given, **named)) as stream:
+        async with aclosing(told_prompt(super().encode(prompt, pooling_params, request_id, *given, **named))) as stream:
             with self._counted(work_class(named.get("priority", 0))):
                 async for output in stream:
                     yield output
