@@ -12,10 +12,9 @@ from connectors.copied.source import Rows
 from connectors.edge import reading, shown
 from connectors.errors import SourceError
 from connectors.files.form import TextForm
-from connectors.files.messages import check_messages
+from connectors.files.messages import check_messages, is_file
 from connectors.paths.files import DataFile
 
-_MAGIC = b"ARROW1"  # of the file format; the stream format has none
 _END = b"\xff\xff\xff\xff\0\0\0\0"  # of a stream; without it a stream that was cut looks like one that ended
 
 
@@ -31,7 +30,6 @@ def ipc_rows(files: fs.FileSystem, data_files: tuple[DataFile, ...], form: TextF
 def _schema(files: fs.FileSystem, data_file: DataFile) -> pa.Schema:
     with reading(data_file.path, "Arrow IPC"), files.open_input_file(data_file.path) as file:
         check_messages(file, shown(data_file.path))
-        file.seek(0)
         schema = _reader(file).schema.remove_metadata()
         return pa.schema([field.with_type(_kept(field.type)) for field in schema])
 
@@ -72,9 +70,9 @@ def _with_kept(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _reader(file: Any) -> Any:
-    head = bytes(file.read(len(_MAGIC)))
+    opened = pa.ipc.open_file if is_file(file) else pa.ipc.open_stream
     file.seek(0)
-    return pa.ipc.open_file(file) if head == _MAGIC else pa.ipc.open_stream(file)
+    return opened(file)
 
 
 def _has_end(file: Any) -> bool:

@@ -17,7 +17,8 @@ MAX_PAGE_BYTES = 256 << 20  # decompressed
 MAX_NESTED_VALUES = 1 << 26  # of lists, in one row group: run-length coding makes any number from a few bytes
 _HEADER_BYTES = 1 << 13  # read first; statistics may hold long text, then more is read
 _MAX_HEADER_BYTES = 1 << 24
-_DATA, _DICTIONARY, _DATA_V2 = 5, 7, 8  # fields of `PageHeader`: a structure each, whose first field counts values
+_DATA, _DICTIONARY, _DATA_V2 = 0, 2, 3  # types of a page
+_COUNTED = {_DATA: 5, _DICTIONARY: 7, _DATA_V2: 8}  # the field of `PageHeader` whose first field counts a page's values
 
 
 class _Short(Exception):
@@ -36,13 +37,15 @@ class Page:
 def largest_page(stream: Any, parquet: pq.ParquetFile, group: int, columns: set[str], where: str) -> int:
     """Bytes of the largest page of ``columns`` (top-level names), read from headers alone. ``stream``: the file, seekable.
 
+    As in Arrow, a column ``a`` stands for every path that begins with ``a.`` too.
+
     Raises `SourceError` for pages and lists that would not fit into memory, and for headers that cannot be read.
     """
     largest = 0
     about = parquet.metadata.row_group(group)
     for index in range(about.num_columns):
         chunk = about.column(index)
-        if chunk.path_in_schema.split(".", 1)[0] not in columns:
+        if columns.isdisjoint(_prefixes(chunk.path_in_schema)):
             continue
         values = 0
         for page in _pages(stream, chunk, where):
@@ -50,6 +53,12 @@ def largest_page(stream: Any, parquet: pq.ParquetFile, group: int, columns: set[
             values += 0 if page.is_dictionary else page.values
             _check(page, values, parquet.schema.column(index), chunk.path_in_schema, where)
     return largest
+
+
+def _prefixes(path: str) -> list[str]:
+    """A name may hold dots itself, which a path does not tell from those between its names."""
+    parts = path.split(".")
+    return [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
 
 
 def _check(page: Page, values: int, column: Any, name: str, where: str) -> None:
@@ -84,8 +93,9 @@ def _page(stream: Any, at: int, where: str) -> Page:
         try:
             fields, used = _structure(raw, 0)
             numbers = {field: fields.get(field, -1) for field in (2, 3)}
-            inner = next((fields[field] for field in (_DATA, _DATA_V2, _DICTIONARY) if field in fields), {1: 0})
-            page = Page(used, numbers[3], numbers[2], inner.get(1, -1), _DICTIONARY in fields)
+            kind = fields.get(1)
+            inner = fields.get(_COUNTED[kind], {}) if kind in _COUNTED else {1: 0}
+            page = Page(used, numbers[3], numbers[2], inner.get(1, -1), kind == _DICTIONARY)
             if min(page.compressed_bytes, page.bytes, page.values) < 0:
                 raise ValueError("a size is missing or negative")
             return page
@@ -117,7 +127,10 @@ def _varint(raw: bytes, at: int) -> tuple[int, int]:
 
 
 def _structure(raw: bytes, at: int) -> tuple[dict[int, Any], int]:
-    """Integers, booleans and structures by field number, and where the structure ends. Bytes, doubles and strings are None."""
+    """32-bit integers and structures by field number, and where the structure ends.
+
+    `PageHeader` has no other fields that count. Where one comes as another kind, Thrift skips it, and keeps the value read before.
+    """
     fields: dict[int, Any] = {}
     number = 0
     while True:
@@ -132,18 +145,22 @@ def _structure(raw: bytes, at: int) -> tuple[dict[int, Any], int]:
         else:
             coded, at = _varint(raw, at)
             number = (coded >> 1) ^ -(coded & 1)
-        fields[number], at = _value(raw, at, head & 15)
+        value, at = _value(raw, at, head & 15)
+        if value is not None:
+            fields[number] = value
 
 
 def _value(raw: bytes, at: int, kind: int) -> tuple[Any, int]:
     match kind:
         case 1 | 2:  # a boolean is its kind
-            return kind == 1, at
+            return None, at
         case 3:
             return None, at + 1
-        case 4 | 5 | 6:
+        case 5:
             coded, at = _varint(raw, at)
             return (coded >> 1) ^ -(coded & 1), at
+        case 4 | 6:
+            return None, _varint(raw, at)[1]
         case 7:
             return None, at + 8
         case 8:

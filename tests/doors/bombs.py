@@ -8,6 +8,7 @@ import resource
 import sys
 import zipfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -22,16 +23,29 @@ def zeros(count: int, each_bytes: int) -> pa.Array:
     return pa.Array.from_buffers(pa.binary(), count, [None, offsets.buffers()[1], pa.py_buffer(bytes(count * each_bytes))])
 
 
-def page_of_zeros(path: Path) -> None:
+def page_of_zeros(path: Path, column: str = "text") -> None:
     """One page of 300 MB in a file of some kilobytes."""
-    table = pa.table({"text": zeros(300, 1 << 20)})
+    table = pa.table({column: zeros(300, 1 << 20)})
     pq.write_table(table, path, compression="zstd", use_dictionary=False, data_page_size=1 << 31, write_batch_size=1 << 20)
 
 
-def long_entry(path: Path) -> None:
+def page_told_twice(path: Path) -> None:
+    """300 MB again. Its header says so, then says 1 byte in an integer of 64 bits, which Thrift does not take for the page's size."""
+    table, whole = pa.table({"text": zeros(75_000, 4096)}), {"data_page_size": 1 << 31, "max_rows_per_page": 1 << 20}
+    pq.write_table(table, path, compression="zstd", use_dictionary=False, write_batch_size=1 << 20, **whole)
+    raw = path.read_bytes()
+    end = raw.index(b"\x28\xb5\x2f\xfd")  # zstd's mark: the header lies between Parquet's and this
+    start = raw.index(b"\x1c", 4)  # of the statistics: they make room for what is said instead
+    lie = b"\0" + b"\x06\x04\x02" + b"\x08\xc8\x01"  # the end of the inner structure, field 2, field 100: bytes that nobody knows
+    room = end - start - len(lie) - 3  # a length of two bytes, and the end of the header
+    padding = bytes([room & 0x7F | 0x80, room >> 7]) + bytes(room)
+    path.write_bytes(raw[:start] + lie + padding + b"\0" + raw[end:])
+
+
+def long_entry(path: Path, column: str = "text") -> None:
     """A dictionary of one entry of 30 MB, which each of 1,000 rows repeats: as rows, 30 GB."""
     text = pa.DictionaryArray.from_arrays(pa.array([0] * 1000, pa.int32()), pa.array(["a" * (30 << 20)]))
-    pq.write_table(pa.table({"text": text}), path, compression="zstd", dictionary_pagesize_limit=1 << 30, store_schema=False)
+    pq.write_table(pa.table({column: text}), path, compression="zstd", dictionary_pagesize_limit=1 << 30, store_schema=False)
 
 
 def long_list(path: Path) -> None:
@@ -93,6 +107,17 @@ def batch_of_zeros(path: Path) -> None:
         writer.write_batch(batch)
 
 
+def batch_behind_an_end(path: Path) -> None:
+    """The same, behind a mark that ends a stream. Arrow goes to where the footer says."""
+    batch_of_zeros(path)
+    raw = path.read_bytes()
+    at = 16 + int.from_bytes(raw[12:16], "little")  # behind the magic number and the schema
+    footer = len(raw) - 10 - int.from_bytes(raw[-10:-6], "little")
+    place = raw.index(at.to_bytes(8, "little"), footer)
+    moved = raw[footer:place] + (at + 8).to_bytes(8, "little") + raw[place + 8 :]
+    path.write_bytes(raw[:at] + b"\xff\xff\xff\xff\0\0\0\0" + raw[at:footer] + moved)
+
+
 def zipped(path: Path) -> None:
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("a.jsonl", b'{"text": "a"}\n' * 1_000_000)
@@ -100,6 +125,8 @@ def zipped(path: Path) -> None:
 
 BOMBS: dict[str, tuple[Callable[[Path], None], str]] = {
     "a page.parquet": (page_of_zeros, "a page of column 'text' takes"),
+    "a dotted page.parquet": (partial(page_of_zeros, column="Review.Text"), "a page of column 'Review.Text' takes"),
+    "a page told twice.parquet": (page_told_twice, "a page of column 'text' takes"),
     "a list.parquet": (long_list, "the lists of column"),
     "many rows.parquet": (many_rows, "rows"),
     "a footer.parquet": (lying_footer, "slices"),
@@ -109,6 +136,7 @@ BOMBS: dict[str, tuple[Callable[[Path], None], str]] = {
     "a line.jsonl": (long_line, "line 1 is longer than 16 MiB"),
     "a cell.csv": (long_cell, "a cell has more than 16 MiB"),
     "a batch.arrow": (batch_of_zeros, "a record batch of 1,100 rows"),
+    "a batch behind an end.arrow": (batch_behind_an_end, "a record batch of 1,100 rows"),
     "a zip.zip": (zipped, "of an unknown kind"),
     "a zip.parquet": (zipped, "is not Parquet"),
     "a zip.jsonl": (zipped, "is not"),

@@ -38,8 +38,9 @@ def test_a_bomb_is_refused_with_one_line(tmp_path: Path, name: str) -> None:
     assert answer["peak_bytes"] < PEAK_BYTES
 
 
-def test_a_long_entry_of_a_dictionary_is_read_row_by_row(tmp_path: Path) -> None:
-    long_entry(tmp_path / "docs.parquet")
+@pytest.mark.parametrize("column", ["text", "Review.Text"])
+def test_a_long_entry_of_a_dictionary_is_read_row_by_row(tmp_path: Path, column: str) -> None:
+    long_entry(tmp_path / "docs.parquet", column)
     answer = opened(tmp_path / "docs.parquet")
     assert answer["said"] == "read 1"
     assert answer["peak_bytes"] < PEAK_BYTES
