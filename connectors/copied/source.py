@@ -99,9 +99,7 @@ def _copy(reading: Reading, folder: Path, fingerprint: str | None, max_bytes: in
         return snapshot_path(folder, before), before
     with reading.rows() as (schema, batches):
         check_unique(schema.names, reading.origin.label)
-        now = reading.fingerprint()  # of a database: again, now that nobody can write to it
-        if now is None:
-            raise SourceError(f"{reading.origin.label} was removed while it was read; put it back and submit it again")
+        now = _same(reading, before)  # a first pass may have found names and types already
         copy = snapshot_path(folder, now)
         write_snapshot(copy, schema, _unchanging(reading, now, _bounded(reading, batches, max_bytes)), reading.origin, now)
     return copy, now
@@ -119,7 +117,20 @@ def _bounded(reading: Reading, batches: Iterator[pa.RecordBatch], max_bytes: int
 
 
 def _unchanging(reading: Reading, fingerprint: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield the batches; at the end raise `SourceError` if the origin changed since the start."""
-    yield from batches
-    if reading.fingerprint() != fingerprint:
+    """Yield the batches; at their end, and for an error in them, raise `SourceError` if the origin changed since the start."""
+    try:
+        yield from batches
+    except Exception:  # of any class, if names and types are those of the rows before
+        _same(reading, fingerprint)
+        raise
+    _same(reading, fingerprint)
+
+
+def _same(reading: Reading, fingerprint: str | None) -> str:
+    """The fingerprint now. Raises `SourceError` if it is another one."""
+    now = reading.fingerprint()
+    if now is None:
+        raise SourceError(f"{reading.origin.label} was removed while it was read; put it back and submit it again")
+    if now != fingerprint:
         raise SourceError(f"{reading.origin.label} changed while it was read; submit it again when nobody writes to it")
+    return now

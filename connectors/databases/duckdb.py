@@ -57,10 +57,10 @@ class AttachedReading:
 
 def stats_digest(origin: Origin, log_suffix: str) -> str | None:
     """Digest of the origin, and of size and time of change of its file and log; None if there is no file."""
-    # What was committed last may still be in the log, with the file itself unchanged.
+    # What was committed last may still be in the log, with the file itself unchanged. Reading SQLite may make an empty log.
     paths = [Path(origin.path), Path(f"{origin.path}{log_suffix}")]
     with reading(origin.path):
         if not paths[0].exists():
             return None
-        stats = [(stat.st_size, stat.st_mtime_ns) if path.exists() and (stat := path.stat()) else None for path in paths]
+        stats = [(stat.st_size, stat.st_mtime_ns) if path.exists() and (stat := path.stat()).st_size else None for path in paths]
     return hashlib.sha256(json.dumps([origin.path, stats, origin.table, origin.query]).encode()).hexdigest()

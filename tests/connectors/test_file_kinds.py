@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 
 from connectors.files.stdin import Form, forget_input, form_of, keep_input
+from connectors.files.stream import opened as really_opened
 from connectors.open import open_source
 from connectors.text import TextProblem, texts
 from harvester.errors import SourceError
@@ -195,13 +196,35 @@ def test_a_torn_gzip_file_is_named(tmp_path: Path) -> None:
         open_source(put(tmp_path, "x.jsonl.gz", gzip.compress(b'{"a": 1}\n' * 1_000)[:-20]))
 
 
-def test_a_file_that_changes_while_it_is_copied_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("answers", [["one", "one", "two"], ["one", "two", "two"]], ids=["in the second pass", "in the first"])
+def test_a_file_that_changes_while_it_is_copied_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answers: list[str]) -> None:
     uri = put(tmp_path, "x.jsonl", '{"a": 1}\n')
-    answers = iter(["one", "one", "two"])
-    monkeypatch.setattr("connectors.files.forward.FilesReading.fingerprint", lambda _: next(answers))
+    told = iter(answers)
+    monkeypatch.setattr("connectors.files.forward.FilesReading.fingerprint", lambda _: next(told))
     with pytest.raises(SourceError, match="changed while it was read; submit it again"):
         open_source(uri, snapshot_dir=tmp_path / "copies")
-    assert list((tmp_path / "copies").iterdir()) == []
+    assert not list(tmp_path.glob("copies/*"))
+
+
+@pytest.mark.parametrize("is_first", [True, False], ids=["in the first pass", "in the second"])
+@pytest.mark.parametrize("later", ["text,title,extra\na,b,c\n", "title,text\n1,a\nlong,b\n"], ids=["other columns", "a wider value"])
+def test_rows_of_a_replaced_file_are_not_read_with_the_columns_of_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, later: str, is_first: bool
+) -> None:
+    uri, other = put(tmp_path, "x.csv", "title,text\n1,a\n2,b\n"), put(tmp_path, "later", later)
+    turns = iter([False, is_first, not is_first])  # the file is opened for its first line, and for each pass
+
+    def opened(*about: Any) -> Any:
+        before = really_opened(*about)
+        if not next(turns):
+            return before
+        Path(other).replace(uri)
+        return before if is_first else really_opened(*about)
+
+    monkeypatch.setattr("connectors.files.delimited.opened", opened)
+    with pytest.raises(SourceError, match="changed while it was read; submit it again"):
+        open_source(uri, snapshot_dir=tmp_path / "copies")
+    assert not list(tmp_path.glob("copies/*"))
 
 
 def test_work_goes_on_with_its_copy_after_the_origin_changed_or_went_away(tmp_path: Path) -> None:
@@ -229,6 +252,14 @@ def test_sqlite_is_told_from_duckdb_by_its_content(shop: Path) -> None:
     assert table["v"].cast(pa.binary()).to_pylist() == [b"1", b"\xff", b"1.5"]
     with pytest.raises(SourceError, match="is a SQLite file: choose --table or --query; its tables: docs"):
         open_source(str(shop))
+
+
+def test_a_sqlite_file_in_wal_mode_whose_log_is_made_by_reading_it_did_not_change(shop: Path) -> None:
+    with closing(sqlite3.connect(shop)) as connection:
+        connection.execute("pragma journal_mode = wal")
+    assert not shop.with_name("shop.db-wal").exists()
+    with open_source(str(shop), table="docs") as first, open_source(str(shop), table="docs") as second:
+        assert first.fingerprint() == second.fingerprint()
 
 
 @pytest.mark.parametrize(
