@@ -97,12 +97,19 @@ class Closing:
 
 
 MAX_LISTED = 20
+MAX_COLUMNS = 16_384  # as many as a sheet of Excel has; without types each takes memory in every batch, and some bytes of a file make one
 
 
 def listed(names: Sequence[str]) -> str:
     """Names for a message, at most 20 of them."""
     rest = len(names) - MAX_LISTED
     return ", ".join(names[:MAX_LISTED]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def check_width(columns: int, label: str) -> None:
+    """Raise `SourceError` for more columns than a table without declared types may have."""
+    if columns > MAX_COLUMNS:
+        raise SourceError(f"{label} has more than {MAX_COLUMNS:,} columns, the limit; leave out those that the prompt does not need")
 
 
 def check_unique(names: Sequence[str], label: str) -> None:

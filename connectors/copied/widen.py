@@ -10,6 +10,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from connectors.base import check_width
+
 _INT64 = range(-(1 << 63), 1 << 63)
 _DOUBLE = 1 << 53  # up to here a double holds every integer
 
@@ -72,18 +74,22 @@ def wider(one: Width, other: Width) -> Width:
 
 
 class Columns:
-    """Column names in the order first seen, each with the narrowest type for its values."""
+    """Column names in the order first seen, each with the narrowest type for its values. ``label`` names the source in messages."""
 
-    def __init__(self, names: Iterable[str] = ()) -> None:
+    def __init__(self, label: str, names: Iterable[str] = ()) -> None:
+        self._label = label
         self._widths: dict[str, Width] = dict.fromkeys(names, Width.NULL)
         self._seen: set[tuple[str, type]] = set()
 
     def see(self, row: Mapping[str, object]) -> None:
+        """Raises `SourceError` for too many columns."""
         for name, value in row.items():
             kind = type(value)
             if (name, kind) in self._seen and kind is not int:  # a later integer may not fit a double or 64 bits
                 continue
             self._seen.add((name, kind))
+            if name not in self._widths:
+                check_width(len(self._widths) + 1, self._label)
             self._widths[name] = wider(self._widths.get(name, Width.NULL), width_of(value))
 
     @property

@@ -57,7 +57,7 @@ class SqliteReading:
                 raise SourceError(f"{self.origin.label} must be one SELECT; given: {' '.join(sql.split())[:80]!r}")
             names = [str(column[0]) for column in cursor.description]
             check_unique(names, self.origin.label)
-            columns = Columns(names)
+            columns = Columns(self.origin.label, names)
             with tempfile.TemporaryFile(prefix="harvester-sqlite-") as kept:
                 while rows := cursor.fetchmany(BATCH_ROWS):
                     for row in rows:

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import fs
 
-from connectors.base import check_unique
+from connectors.base import check_unique, check_width
 from connectors.copied.source import Rows
 from connectors.copied.widen import unchecked_text
 from connectors.edge import reading, shown
@@ -24,9 +24,9 @@ from connectors.files.stream import opened
 from connectors.paths.files import DataFile
 from connectors.paths.names import COMPRESSIONS
 
-MAX_CELL_BYTES = 16 << 20  # counted in characters
+MAX_ROW_CHARS = 16 << 20  # on all lines of the row
 BATCH_ROWS = 4096
-BATCH_CHARS = 8 << 20
+BATCH_CHARS = 8 << 20  # with delimiters, since empty cells take memory too
 _DELIMITERS = (",", ";", "\t", "|")
 _TOLD = re.compile(r"""\ufeff?"?sep=([^\w"' ])"?""", re.IGNORECASE)  # a first line that gives the delimiter, as Excel writes and reads it
 _QUOTED = re.compile(r'"(?:[^"]|"")*"')
@@ -84,23 +84,46 @@ def _dialect(files: fs.FileSystem, data_file: DataFile, form: TextForm) -> _Dial
 def _lines(files: fs.FileSystem, data_file: DataFile, dialect: _Dialect) -> Iterator[tuple[int, list[str]]]:
     """Rows that are not empty, the header too, each with the number of the line that it begins on."""
     where = shown(data_file.path)
-    csv.field_size_limit(MAX_CELL_BYTES)
+    csv.field_size_limit(MAX_ROW_CHARS)
     with reading(data_file.path, "CSV"):
         stream = BufferedReader(opened(files, data_file), 1 << 20)
     # In UTF-8 an invalid cell is an error of its row; in another encoding the start of the next cell would be unknown.
     errors = "surrogateescape" if dialect.encoding in UTF8 else "strict"
     with stream, TextIOWrapper(stream, encoding=dialect.encoding, errors=errors, newline="") as text:
-        reader = csv.reader(text, delimiter=dialect.delimiter, strict=True)
+        lines = _Bounded(text, where)
+        reader = csv.reader(lines, delimiter=dialect.delimiter, strict=True)
         is_told = dialect.is_told
         while True:
             start = reader.line_num + 1
+            lines.begin_row(start)
             with _parsing(data_file, where, start, dialect):
                 row = next(reader, None)
             if row is None:
                 return
+            check_width(len(row), f"{where} line {start}")
             if row and not is_told:
                 yield start, row
             is_told = is_told and not row
+
+
+class _Bounded:
+    """The lines of ``text``. Raises `SourceError` where those of one row, which quotes join, are longer than a row may be."""
+
+    def __init__(self, text: TextIOWrapper, where: str) -> None:
+        self._text = text
+        self._where = where
+        self.begin_row(1)
+
+    def begin_row(self, line: int) -> None:
+        self._row_line, self._row_chars = line, 0
+
+    def __iter__(self) -> Iterator[str]:
+        while line := self._text.readline(MAX_ROW_CHARS + 1):
+            self._row_chars += len(line)
+            if self._row_chars > MAX_ROW_CHARS:
+                told = f"{self._where} line {self._row_line} is longer than {MAX_ROW_CHARS >> 20} MiB"
+                raise SourceError(f"{told}; close a quote that is left open, or cut the row into several")
+            yield line
 
 
 @contextmanager
@@ -120,8 +143,6 @@ def _fault(error: csv.Error) -> str:
         return "a quote is left open; close it, or double a quote within a cell"
     if "expected after" in told:
         return "text follows a closing quote; double a quote within a cell"
-    if "field larger" in told:
-        return f"a cell has more than {MAX_CELL_BYTES >> 20} MiB; is a quote left open?"
     return f"{told}; fix the line"
 
 
@@ -227,7 +248,7 @@ def _batched(rows: Iterator[tuple[int, list[str]]]) -> Iterator[list[tuple[int, 
     held_chars = 0
     for line, row in rows:
         held.append((line, row))
-        held_chars += sum(map(len, row))
+        held_chars += len(row) + sum(map(len, row))
         if len(held) >= BATCH_ROWS or held_chars >= BATCH_CHARS:
             yield held
             held, held_chars = [], 0

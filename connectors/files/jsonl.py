@@ -37,7 +37,7 @@ def jsonl_rows(files: fs.FileSystem, data_files: tuple[DataFile, ...], form: Tex
     Reads everything twice: the first pass finds the columns. Raises `SourceError` naming the line or item that is no JSON object, that
     names a key twice, or that holds a number which a double cannot hold.
     """
-    columns = Columns()
+    columns = Columns(shown(data_files[0].path))
     for row, _ in _objects(files, data_files, form):
         columns.see(row)
     schema = columns.schema

@@ -4,28 +4,29 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
+import pyarrow as pa
 from pyarrow import fs
 
-from connectors.base import check_unique, listed
 from connectors.copied.snapshot import Origin
 from connectors.copied.source import Rows
-from connectors.copied.widen import Columns, batch_of
 from connectors.edge import reading
 from connectors.errors import SourceError
-from connectors.lakehouse.extra import extra
+from connectors.files.cells import MAX_ADDRESS_BYTES, MAX_READ_S, Sheet
 from connectors.paths.files import DataFile
 from connectors.paths.location import Location
 from connectors.paths.names import source_name, stem_of
 
 MAX_BYTES = 256 << 20
-BATCH_ROWS = 1024
+_KEPT = ("LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "TZ")
 
 
 class SheetReading:
@@ -51,63 +52,39 @@ class SheetReading:
 
     @contextmanager
     def rows(self) -> Iterator[Rows]:
-        library = extra("python_calamine", "excel", "a workbook")
-        with tempfile.NamedTemporaryFile(prefix="harvester-sheet-") as copy:
-            with reading(self.origin.path, "a workbook"), self._location.files.open_input_stream(self._file.path) as stream:
-                while piece := stream.read(1 << 20):
-                    copy.write(piece)
-            copy.flush()
-            with _opening(self.origin.path), library.CalamineWorkbook.from_path(copy.name) as book:
-                cells, name = self._cells(book)
-        names = _header(cells, f"{self._location.label}, sheet {name!r}")
-        rows = [dict(zip(names, row, strict=True)) for row in map(_plain, cells[1:])]
-        columns = Columns(names)
-        for row in rows:
-            columns.see(row)
-        schema = columns.schema
-        yield schema, (batch_of(schema, rows[start : start + BATCH_ROWS]) for start in range(0, len(rows), BATCH_ROWS))
+        with tempfile.TemporaryDirectory(prefix="harvester-sheet-") as folder:
+            copy, cells = Path(folder, "workbook"), Path(folder, "cells.arrows")
+            with (
+                reading(self.origin.path, "a workbook"),
+                self._location.files.open_input_stream(self._file.path) as stream,
+                copy.open("wb") as file,
+            ):
+                shutil.copyfileobj(stream, file, 1 << 20)
+            self._read(copy, cells)
+            copy.unlink()
+            with pa.OSFile(str(cells)) as file, pa.ipc.open_stream(file) as reader:
+                yield reader.schema, reader
 
-    def _cells(self, book: Any) -> tuple[list[list[Any]], str]:
-        known = [str(name) for name in book.sheet_names]
-        if self.origin.table is not None:
-            if self.origin.table not in known:
-                raise SourceError(f"{self._location.label} has no sheet {self.origin.table!r}; its sheets: {listed(known)}")
-            return self._sheet(book, self.origin.table), self.origin.table
-        filled = {name: cells for name in known if (cells := self._sheet(book, name))}
-        if len(filled) > 1:
-            raise SourceError(f"{self._location.label} has the sheets {listed(list(filled))}; choose one with --table")
-        if not filled:
-            raise SourceError(f"{self._location.label} holds no rows; submit at least one row")
-        name, cells = next(iter(filled.items()))
-        return cells, name
-
-    def _sheet(self, book: Any, name: str) -> list[list[Any]]:
-        cells = [list(row) for row in book.get_sheet_by_name(name).to_python(skip_empty_area=True)]
-        return [row for row in cells if any(value != "" for value in row)]
+    def _read(self, copy: Path, cells: Path) -> None:
+        """Write the sheet to ``cells``, in a process that may end for want of memory."""
+        sheet = Sheet(str(copy), self.origin.path, self._location.label, self.origin.table, str(cells))
+        command = [sys.executable, "-m", "connectors.files.cells"]
+        try:
+            done = subprocess.run(
+                command, input=sheet.to_json(), capture_output=True, text=True, check=True, timeout=MAX_READ_S, env=_environment(), cwd="/"
+            )
+        except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+            raise SourceError(
+                f"{self._location.label} cannot be read within {MAX_ADDRESS_BYTES >> 30} GiB of memory and {MAX_READ_S} s; "
+                "is a cell far from the others? Save the rows as CSV, or in a new workbook"
+            ) from error
+        told = json.loads(done.stdout)
+        if told is not None:
+            raise SourceError(told)
 
 
-@contextmanager
-def _opening(path: str) -> Iterator[None]:
-    try:
-        with reading(path, "a workbook"):
-            yield
-    except SourceError as error:
-        if error.__cause__ is not None and type(error.__cause__).__module__.startswith("python_calamine"):
-            raise SourceError(f"{path} is no workbook, or is damaged: {error.__cause__}; save it again".replace("\n", " ")) from error
-        raise
-
-
-def _header(cells: list[list[Any]], where: str) -> list[str]:
-    names = [str(_whole(value)).strip() or f"column_{number}" for number, value in enumerate(cells[0], 1)]
-    check_unique(names, f"the first row of {where}")
-    return names
-
-
-def _plain(row: list[Any]) -> list[Any]:
-    """An empty cell becomes null, a failed formula its error as text, a time span Python's text of it."""
-    return [None if value == "" else str(value) if isinstance(value, timedelta) else _whole(value) for value in row]
-
-
-def _whole(value: Any) -> Any:
-    """A whole number as an integer, since a workbook has doubles only. In a column with fractions it becomes a double again."""
-    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 1 << 53 else value
+def _environment() -> dict[str, str]:
+    """A minimal environment with the module path; other variables may hold keys. Arrow's own pool would reserve 1 GiB of addresses."""
+    kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
+    path = {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path), "PYTHONSAFEPATH": "1"}
+    return kept | path | {"ARROW_DEFAULT_MEMORY_POOL": "system", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import openpyxl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -95,6 +96,31 @@ def long_line(path: Path) -> None:
     path.write_bytes(b'{"text": [' + b"{}," * 17_000_000 + b"{}]}\n")
 
 
+def many_keys(path: Path) -> None:
+    path.write_bytes(b"{" + b",".join(b'"%d":0' % number for number in range(1_000_000)) + b"}\n")
+
+
+def long_header(path: Path) -> None:
+    """200 million columns in 200 kB."""
+    path.write_bytes(gzip.compress(b"," * 1_000_000) * 200 + gzip.compress(b"\n1\n"))
+
+
+def wide_header(path: Path) -> None:
+    path.write_bytes(b"," * 400_000 + b"\n1\n")
+
+
+def long_row(path: Path) -> None:
+    """A row of 12 million cells, on as many short lines."""
+    path.write_bytes(b"text\n" + b'"\n",' * 12_000_000)
+
+
+def far_cell(path: Path) -> None:
+    """Two cells in the corners of a sheet, which has 17 billion."""
+    book = openpyxl.Workbook()
+    book.active["A1"] = book.active["XFD1048576"] = "text"
+    book.save(path)
+
+
 def long_cell(path: Path) -> None:
     path.write_bytes(b'text,id\n"' + b"a" * 50_000_000 + b'",1\n')
 
@@ -134,7 +160,12 @@ BOMBS: dict[str, tuple[Callable[[Path], None], str]] = {
     "a line.jsonl.gz": (gzipped_line, "line 1 is longer than 16 MiB"),
     "a table.csv.gz": (gzipped_table, "over 200 times its size"),
     "a line.jsonl": (long_line, "line 1 is longer than 16 MiB"),
-    "a cell.csv": (long_cell, "a cell has more than 16 MiB"),
+    "keys.jsonl": (many_keys, "has more than 16,384 columns"),
+    "a cell.csv": (long_cell, "line 2 is longer than 16 MiB"),
+    "a row.csv": (long_row, "line 2 is longer than 16 MiB"),
+    "a header.csv.gz": (long_header, "line 1 is longer than 16 MiB"),
+    "a header.csv": (wide_header, "line 1 has more than 16,384 columns"),
+    "far.xlsx": (far_cell, "cannot be read within 4 GiB of memory"),
     "a batch.arrow": (batch_of_zeros, "a record batch of 1,100 rows"),
     "a batch behind an end.arrow": (batch_behind_an_end, "a record batch of 1,100 rows"),
     "a zip.zip": (zipped, "of an unknown kind"),
