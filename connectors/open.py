@@ -80,12 +80,12 @@ def open_source(
             return CopiedSource(chosen, snapshot_dir, fingerprint, max_copied_bytes)
     if is_attached(uri):
         _check_form(told, uri)
-        return CopiedSource(_attached(uri, table, query, rules), snapshot_dir, fingerprint, max_copied_bytes)
+        return CopiedSource(_attached(uri, table, query, rules, max_copied_bytes), snapshot_dir, fingerprint, max_copied_bytes)
     location = locate(uri, rules)
     is_folder = _is_folder(location)
     if PurePosixPath(location.path).suffix.lower() in DATABASES and not is_folder:
         _check_form(told, location.label)
-        return CopiedSource(_database(location, table, query), snapshot_dir, fingerprint, max_copied_bytes)
+        return CopiedSource(_database(location, table, query, max_copied_bytes), snapshot_dir, fingerprint, max_copied_bytes)
     if query is not None:
         with open_source(uri, table=table, form=form, rules=rules, max_copied_bytes=max_copied_bytes) as whole:
             return CopiedSource(QueriedReading(Origin(uri, table), whole, query), snapshot_dir, fingerprint, max_copied_bytes)
@@ -160,7 +160,7 @@ class _Kept:
         raise SourceError(f"the copy of {self.origin.label} was removed; submit it again")
 
 
-def _database(location: Location, table: str | None, query: str | None) -> Reading:
+def _database(location: Location, table: str | None, query: str | None, max_copied_bytes: int | None) -> Reading:
     if location.local is None:
         raise SourceError(f"a database file must be on a local disk: copy {location.label} here first")
     if location.rules is not None:
@@ -172,7 +172,7 @@ def _database(location: Location, table: str | None, query: str | None) -> Readi
         kind = "SQLite" if sqlite else "DuckDB"
         raise SourceError(f"{location.label} is a {kind} file: choose --table or --query; its tables: {listed(tables) or 'none'}")
     origin = _origin(location.path, table, query)
-    return SqliteReading(origin) if sqlite else DuckdbReading(origin)
+    return SqliteReading(origin, max_copied_bytes) if sqlite else DuckdbReading(origin)
 
 
 def _duckdb_tables(path: Path) -> list[str]:
@@ -180,10 +180,10 @@ def _duckdb_tables(path: Path) -> list[str]:
         return database.tables()
 
 
-def _attached(uri: str, table: str | None, query: str | None, rules: SourceRules | None) -> Reading:
+def _attached(uri: str, table: str | None, query: str | None, rules: SourceRules | None, max_copied_bytes: int | None) -> Reading:
     scheme, _, rest = uri.partition(":")
     if scheme.lower() in ("duckdb", "sqlite") and not rest.startswith("//"):
-        return _database(locate(rest, rules), table, query)
+        return _database(locate(rest, rules), table, query, max_copied_bytes)
     if rules is not None:
         rules.check_database(uri)
     if table is None and query is None:

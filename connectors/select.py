@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
@@ -18,12 +18,14 @@ from connectors.copied.snapshot import Origin
 from connectors.copied.source import Rows
 from connectors.databases.exact import exactly, for_duckdb
 from connectors.databases.shape import fault, tokens
+from connectors.databases.stall import moving
 from connectors.edge import first_line
 from connectors.errors import HarvesterError, SourceError
 from connectors.selection import Selection
 
 VIEW = "source"
 BATCH_ROWS = 1024
+MAX_SCANS = 10  # of the source that count as progress: a recursive query may scan it without end
 _NUMBER = "harvester_row_number"
 _CONFIG: dict[str, str | bool | int | float | list[str]] = {
     "enable_external_access": "false",
@@ -73,7 +75,7 @@ class QueriedReading:
 
     @contextmanager
     def rows(self) -> Iterator[Rows]:
-        with _viewed(self._source, None) as (connection, stream), _failing(self.origin.label, stream):
+        with _viewed(self._source, None, self.origin.label) as (connection, stream), _failing(self.origin.label, stream):
             _check_shape(self._query, self.origin.label)
             statements = connection.extract_statements(self._query)
             if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
@@ -90,7 +92,7 @@ def _matching(source: Source, where: str) -> list[int]:
     """Row numbers that the condition is true for, in order."""
     label = f"--where {' '.join(where.split())[:80]!r}"
     _check_shape(where, label)
-    with _viewed(source, _NUMBER) as (connection, stream), _failing(label, stream):
+    with _viewed(source, _NUMBER, label) as (connection, stream), _failing(label, stream):
         chosen = connection.table(VIEW).filter(where).project(f'"{_NUMBER}"').order(f'"{_NUMBER}"')
         return [number for batch in _drawn(chosen.to_arrow_reader(1 << 16), label, stream) for number in batch.column(0).to_pylist()]
 
@@ -105,11 +107,16 @@ def _check_shape(sql: str, label: str) -> None:
 
 
 class _Stream:
-    """The source as DuckDB scans it: from the start each time, a batch at a time. ``fault`` is the error that ended a scan."""
+    """The source as DuckDB scans it: from the start each time, a batch at a time. ``fault`` is the error that ended a scan.
 
-    def __init__(self, source: Source, number: str | None) -> None:
+    ``moved`` is called at each progress of the query.
+    """
+
+    def __init__(self, source: Source, number: str | None, moved: Callable[[], None]) -> None:
         self._source = source
         self._number = number
+        self._scans = 0
+        self.moved = moved
         self.fault: HarvesterError | None = None
         known = pa.schema([field.with_type(for_duckdb(field.type)) for field in source.schema])
         self.schema = known if number is None else known.append(pa.field(number, pa.int64()))
@@ -118,8 +125,11 @@ class _Stream:
         return pa.RecordBatchReader.from_batches(self.schema, self._batches()).__arrow_c_stream__(requested_schema)
 
     def _batches(self) -> Iterator[pa.RecordBatch]:
+        self._scans += 1
         try:
             for start, table in _scanned(self._source):
+                if self._scans <= MAX_SCANS:
+                    self.moved()
                 if self._number is not None:
                     table = table.append_column(self._number, pa.array(range(start, start + table.num_rows), pa.int64()))
                 yield from table.cast(self.schema).to_batches()
@@ -136,17 +146,17 @@ def _scanned(source: Source) -> Iterator[tuple[int, pa.Table]]:
 
 
 @contextmanager
-def _viewed(source: Source, number: str | None) -> Iterator[tuple[duckdb.DuckDBPyConnection, _Stream]]:
-    """A database whose only table is the source, and that reaches no file and no network."""
+def _viewed(source: Source, number: str | None, label: str) -> Iterator[tuple[duckdb.DuckDBPyConnection, _Stream]]:
+    """A database whose only table is the source, and that reaches no file and no network. ``label`` names its query in messages."""
     folded: dict[str, str] = {}
     for name in source.schema.names:
         if folded.setdefault(name.casefold(), name) != name:
             raise SourceError(
                 f"the columns {folded[name.casefold()]!r} and {name!r} differ in case only, which SQL cannot tell; rename one"
             )
-    stream = _Stream(source, number)
     # One thread: a `Source` has one reader at a time, and a query may scan it twice at once.
-    with duckdb.connect(config={**_CONFIG, "threads": 1}) as connection:
+    with duckdb.connect(config={**_CONFIG, "threads": 1}) as connection, moving(connection.interrupt, label) as moved:
+        stream = _Stream(source, number, moved)
         connection.register(VIEW, stream)
         connection.execute("set lock_configuration = true")
         yield connection, stream
@@ -169,6 +179,7 @@ def _drawn(reader: Any, label: str, stream: _Stream) -> Iterator[pa.RecordBatch]
             batch = next(reader, None)
         if batch is None:
             return
+        stream.moved()
         yield batch
 
 

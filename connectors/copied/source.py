@@ -110,10 +110,12 @@ def _bounded(reading: Reading, batches: Iterator[pa.RecordBatch], max_bytes: int
     for batch in batches:
         copied_bytes += batch.nbytes
         if max_bytes is not None and copied_bytes > max_bytes:
-            raise CopyTooLargeError(
-                f"the rows of {reading.origin.label} take more than {max_bytes:,} bytes, the limit of this key; split them"
-            )
+            raise too_large(reading.origin, max_bytes)
         yield batch
+
+
+def too_large(origin: Origin, max_bytes: int) -> CopyTooLargeError:
+    return CopyTooLargeError(f"the rows of {origin.label} take more than {max_bytes:,} bytes, the limit of this key; split them")
 
 
 def _unchanging(reading: Reading, fingerprint: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

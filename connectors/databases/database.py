@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,10 @@ import duckdb
 import pyarrow as pa
 
 from connectors.base import listed
+from connectors.copied.source import Rows
 from connectors.databases.exact import exactly
 from connectors.databases.shape import fault, tokens
+from connectors.databases.stall import moving
 from connectors.edge import first_line, shown
 from connectors.errors import SourceError
 
@@ -83,20 +85,23 @@ class Database:
         """Tables and views, those outside the schema ``main`` as ``schema.table``."""
         return [_shown(schema, table) for schema, table in self._found()]
 
-    def rows(self, table: str | None, query: str | None) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+    @contextmanager
+    def rows(self, table: str | None, query: str | None) -> Iterator[Rows]:
         """Columns and rows of a table or of a query, as a stream. Raises `SourceError`, also while the stream is read."""
         sql = self._select_all(table) if table is not None else self._checked(query or "")
         what = f"table {table!r} of {self._path}" if table is not None else f"the query on {self._path}"
-        with self._failing(what):
-            reader = exactly(self._connection.sql(sql)).to_arrow_reader(BATCH_ROWS)
-        return reader.schema, self._batches(reader, what)
+        with moving(self._connection.interrupt, what) as moved:
+            with self._failing(what):
+                reader = exactly(self._connection.sql(sql)).to_arrow_reader(BATCH_ROWS)
+            yield reader.schema, self._batches(reader, what, moved)
 
-    def _batches(self, reader: Any, what: str) -> Iterator[pa.RecordBatch]:
+    def _batches(self, reader: Any, what: str, moved: Callable[[], None]) -> Iterator[pa.RecordBatch]:
         while True:
             with self._failing(what):
                 batch = next(reader, None)
             if batch is None:
                 return
+            moved()
             yield batch
 
     def _found(self) -> list[tuple[str, str]]:

@@ -29,8 +29,8 @@ class DuckdbReading:
 
     @contextmanager
     def rows(self) -> Iterator[Rows]:
-        with Database.open(Path(self.origin.path)) as database:
-            yield database.rows(self.origin.table, self.origin.query)
+        with Database.open(Path(self.origin.path)) as database, database.rows(self.origin.table, self.origin.query) as rows:
+            yield rows
 
 
 class AttachedReading:
@@ -51,8 +51,8 @@ class AttachedReading:
 
     @contextmanager
     def rows(self) -> Iterator[Rows]:
-        with Database.attach(self.origin.path) as database:
-            yield database.rows(self.origin.table, self.origin.query)
+        with Database.attach(self.origin.path) as database, database.rows(self.origin.table, self.origin.query) as rows:
+            yield rows
 
 
 def stats_digest(origin: Origin, log_suffix: str) -> str | None:

@@ -5,22 +5,27 @@ from __future__ import annotations
 import pickle
 import sqlite3
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 from urllib.parse import quote
 
+import pyarrow as pa
+
 from connectors.base import check_unique, listed
 from connectors.copied.snapshot import Origin
-from connectors.copied.source import Rows
+from connectors.copied.source import Rows, too_large
 from connectors.copied.widen import Columns, batch_of
 from connectors.databases.duckdb import stats_digest
+from connectors.databases.stall import moving
 from connectors.edge import first_line
 from connectors.errors import SourceError
 from connectors.paths.names import source_name
 
 BATCH_ROWS = 1024
+BATCH_BYTES = 8 << 20
+MAX_VALUE_BYTES = 256 << 20  # of one cell
 _MAGIC = b"SQLite format 3\0"
 _ALLOWED = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE}
 _TABLES = "select name from sqlite_master where type in ('table', 'view') and name not like 'sqlite_%' order by name"
@@ -37,11 +42,13 @@ def is_sqlite(path: Path) -> bool:
 class SqliteReading:
     """SQLite does not enforce column types: a column here gets the narrowest type for its values.
 
-    Rows are kept in a temporary file until all are seen: a query that runs again may give other rows.
+    Rows are kept in a temporary file until all are seen: a query that runs again may give other rows. Rows of more than ``max_bytes`` in
+    Arrow raise `CopyTooLargeError` as soon as that is certain.
     """
 
-    def __init__(self, origin: Origin) -> None:
+    def __init__(self, origin: Origin, max_bytes: int | None = None) -> None:
         self.origin = origin
+        self._max_bytes = max_bytes
         self.name = source_name(origin.table or "", Path(origin.path).stem)
 
     def fingerprint(self) -> str | None:
@@ -49,23 +56,37 @@ class SqliteReading:
 
     @contextmanager
     def rows(self) -> Iterator[Rows]:
-        with _open(self.origin.path) as connection, _failing(self.origin, connection):
-            sql = self._select_all(connection) if self.origin.query is None else self.origin.query
-            connection.set_authorizer(lambda action, *_: sqlite3.SQLITE_OK if action in _ALLOWED else sqlite3.SQLITE_DENY)
-            cursor = connection.execute(sql)
-            if cursor.description is None:
-                raise SourceError(f"{self.origin.label} must be one SELECT; given: {' '.join(sql.split())[:80]!r}")
-            names = [str(column[0]) for column in cursor.description]
-            check_unique(names, self.origin.label)
-            columns = Columns(self.origin.label, names)
-            with tempfile.TemporaryFile(prefix="harvester-sqlite-") as kept:
-                while rows := cursor.fetchmany(BATCH_ROWS):
-                    for row in rows:
-                        columns.see(dict(zip(names, row, strict=True)))
-                    pickle.dump(rows, kept)
-                kept.seek(0)
-                schema = columns.schema
-                yield schema, (batch_of(schema, [dict(zip(names, row, strict=True)) for row in rows]) for rows in _pickled(kept))
+        with (
+            _open(self.origin.path) as connection,
+            _failing(self.origin, connection),
+            tempfile.TemporaryFile(prefix="harvester-sqlite-") as kept,
+        ):
+            with moving(connection.interrupt, self.origin.label) as moved:
+                schema = self._keep(connection, kept, moved)
+            kept.seek(0)
+            yield schema, (batch_of(schema, [dict(zip(schema.names, row, strict=True)) for row in rows]) for rows in _pickled(kept))
+
+    def _keep(self, connection: sqlite3.Connection, kept: IO[bytes], moved: Callable[[], None]) -> pa.Schema:
+        """Write the rows to ``kept``, a list at a time. Returns their columns."""
+        sql = self._select_all(connection) if self.origin.query is None else self.origin.query
+        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE_BYTES)
+        connection.set_authorizer(lambda action, *_: sqlite3.SQLITE_OK if action in _ALLOWED else sqlite3.SQLITE_DENY)
+        cursor = connection.execute(sql)
+        if cursor.description is None:
+            raise SourceError(f"{self.origin.label} must be one SELECT; given: {' '.join(sql.split())[:80]!r}")
+        names = [str(column[0]) for column in cursor.description]
+        check_unique(names, self.origin.label)
+        columns = Columns(self.origin.label, names)
+        kept_bytes = 0
+        for rows, rows_bytes in _lists(cursor):
+            moved()
+            kept_bytes += rows_bytes
+            if self._max_bytes is not None and kept_bytes > self._max_bytes:
+                raise too_large(self.origin, self._max_bytes)
+            for row in rows:
+                columns.see(dict(zip(names, row, strict=True)))
+            pickle.dump(rows, kept)
+        return columns.schema
 
     def _select_all(self, connection: sqlite3.Connection) -> str:
         known = _tables(connection)
@@ -73,6 +94,20 @@ class SqliteReading:
             if name.casefold() == (self.origin.table or "").casefold():
                 return 'select * from "' + name.replace('"', '""') + '"'
         raise SourceError(f"{self.origin.path} has no table {self.origin.table!r}; its tables: {listed(known) or 'none'}")
+
+
+def _lists(cursor: sqlite3.Cursor) -> Iterator[tuple[list[tuple[Any, ...]], int]]:
+    """Rows, up to 1,024 or about 8 MiB of them, and how many bytes they take at least in Arrow."""
+    rows: list[tuple[Any, ...]] = []
+    rows_bytes = 0
+    for row in cursor:
+        rows.append(row)
+        rows_bytes += sum(4 + (len(value) if isinstance(value, str | bytes) else 0) for value in row)
+        if len(rows) >= BATCH_ROWS or rows_bytes >= BATCH_BYTES:
+            yield rows, rows_bytes
+            rows, rows_bytes = [], 0
+    if rows:
+        yield rows, rows_bytes
 
 
 def _pickled(file: IO[bytes]) -> Iterator[list[tuple[Any, ...]]]:

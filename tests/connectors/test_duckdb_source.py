@@ -207,3 +207,10 @@ def test_types_of_every_day_survive(path: Path) -> None:
     with open_source(str(path), query=sql) as source:
         (row,) = source.read(source.row_groups()[0], 0, 1).to_pylist()
     assert (row["s"], row["l"], row["m"], row["e"], row["j"], row["n"]) == ({"a": 1}, [1, 2], [("k", 1)], "a", "{}", None)
+
+
+def test_a_query_without_end_is_stopped_and_the_file_is_free(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("connectors.databases.stall.MAX_STALL_S", 0.2)
+    with pytest.raises(SourceError, match="made no progress"):
+        open_source(str(path), query="select count(*) from range(1000000000) a, range(1000000000) b where a.range + b.range < 0")
+    execute(path, "delete from docs")

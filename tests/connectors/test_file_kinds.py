@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import pickle
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -16,7 +17,7 @@ from connectors.files.stdin import Form, forget_input, form_of, keep_input
 from connectors.files.stream import opened as really_opened
 from connectors.open import open_source
 from connectors.text import TextProblem, texts
-from harvester.errors import SourceError
+from harvester.errors import CopyTooLargeError, SourceError
 
 
 def put(folder: Path, name: str, content: str | bytes) -> str:
@@ -271,6 +272,44 @@ def test_a_query_on_sqlite_only_reads(shop: Path, query: str) -> None:
     with pytest.raises(SourceError, match=r"failed: |must be one SELECT"):
         open_source(str(shop), query=query)
     assert shop.read_bytes() == before
+
+
+NUMBERS = "with recursive t(n) as (select 1 union all select n + 1 from t)"
+
+
+def test_a_query_without_end_on_sqlite_is_stopped(shop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("connectors.databases.stall.MAX_STALL_S", 0.2)
+    with pytest.raises(SourceError, match="made no progress"):
+        open_source(str(shop), query=f"{NUMBERS} select count(*) from t")
+
+
+@pytest.mark.parametrize(
+    "query", ["select n from t limit 1000000", "select zeroblob(1000000) as blob from t limit 200"], ids=["many", "long"]
+)
+def test_rows_of_sqlite_above_the_limit_of_a_key_are_not_kept_first(shop: Path, query: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[int] = []
+    monkeypatch.setattr("connectors.databases.sqlite.pickle.dump", lambda rows, file: kept.append(len(rows)))
+    with pytest.raises(CopyTooLargeError, match="take more than 100,000 bytes"):
+        open_source(str(shop), query=f"{NUMBERS} {query}", max_copied_bytes=100_000)
+    assert sum(kept) <= 100_000 // 4
+
+
+def test_long_rows_of_sqlite_are_kept_a_few_at_a_time(shop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[int] = []
+
+    def dump(rows: list[Any], file: Any) -> None:
+        kept.append(len(rows))
+        pickle_dump(rows, file)
+
+    pickle_dump = pickle.dump
+    monkeypatch.setattr("connectors.databases.sqlite.pickle.dump", dump)
+    assert read(str(shop), query=f"{NUMBERS} select zeroblob(1000000) as blob from t limit 20").num_rows == 20
+    assert kept == [9, 9, 2]
+
+
+def test_a_value_of_sqlite_that_is_too_long_is_refused(shop: Path) -> None:
+    with pytest.raises(SourceError, match="string or blob too big"):
+        open_source(str(shop), query="select zeroblob(300000000)")
 
 
 def test_a_database_whose_extension_is_missing_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from connectors.base import Source
+from connectors.errors import SourceError
 from connectors.open import open_source
+from connectors.select import BATCH_ROWS
 from connectors.selection import Selection
 from connectors.text import TextProblem, texts
 
@@ -76,3 +80,28 @@ def test_columns_that_differ_in_case_only_are_refused_to_sql(tmp_path: Path) -> 
     with pytest.raises(Exception, match="differ in case only"):
         open_source(str(tmp_path / "x.parquet"), selection=Selection(where="a = 1"))
     open_source(str(tmp_path / "x.parquet"), selection=Selection(limit=1)).close()
+
+
+ENDLESS = "(select count(*) from range(1000000000) a, range(1000000000) b where a.range + b.range < 0)"
+STALLED = {
+    "a query": {"query": f"select {ENDLESS} as n from source"},
+    "a condition": {"selection": Selection(where=f"{ENDLESS} = id")},
+    "one that reads the source without end": {
+        "query": "with recursive t(n) as (select 1 union all select n + 1 from t, source where id = 0) select count(*) from t"
+    },
+}
+
+
+@pytest.mark.parametrize("options", STALLED.values(), ids=STALLED.keys())
+def test_a_query_without_end_is_stopped(docs: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("connectors.databases.stall.MAX_STALL_S", 0.2)
+    with pytest.raises(SourceError, match="made no progress for 0 s and was stopped; simplify it"):
+        open_source(docs, **options)
+
+
+@pytest.mark.parametrize("options", [{"query": "from source"}, {"selection": Selection(where="id >= 0")}], ids=["a query", "a condition"])
+def test_each_batch_that_a_query_reads_or_gives_is_progress(docs: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[None] = []
+    monkeypatch.setattr("connectors.select.moving", lambda *_: nullcontext(lambda: told.append(None)))
+    open_source(docs, **options).close()
+    assert len(told) > 5_000 // BATCH_ROWS

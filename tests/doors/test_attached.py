@@ -23,8 +23,8 @@ def attached(tmp_path: Path) -> Iterator[Database]:
 
 
 def rows(database: Database, query: str) -> list[dict[str, object]]:
-    _, batches = database.rows(None, query)
-    return [row for batch in batches for row in batch.to_pylist()]
+    with database.rows(None, query) as (_, batches):
+        return [row for batch in batches for row in batch.to_pylist()]
 
 
 def test_its_own_tables_are_read(attached: Database) -> None:

@@ -68,8 +68,8 @@ class Office:
     async def _info(self) -> dict[str, Any]:
         return {"version": "0.1.0", "model": "tiny", "context_tokens": 512, "state": "/state", "url": "http://127.0.0.1:8000"}
 
-    def submit(self) -> asyncio.Task[httpx.Response]:
-        return asyncio.create_task(self.http.post("/jobs", json={"source": {"uri": str(self.docs)}, "new": True}))
+    def submit(self, **source: str) -> asyncio.Task[httpx.Response]:
+        return asyncio.create_task(self.http.post("/jobs", json={"source": {"uri": str(self.docs), **source}, "new": True}))
 
     def kept(self) -> set[str]:
         return {path.name for path in self.folder.jobs.iterdir()}
@@ -133,6 +133,16 @@ async def test_slow_sources_hold_up_plans_alone_and_too_many_are_refused(office:
     office.answers.set()
     assert {answer.status_code for answer in await asyncio.gather(*asking)} == {201}
     assert (await office.submit()).status_code == 201, "the line is free again"
+
+
+async def test_queries_without_end_are_stopped_and_the_next_job_is_planned(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("connectors.databases.stall.MAX_STALL_S", 0.2)
+    endless = "select count(*) as n from range(1000000000) a, range(1000000000) b where a.range + b.range < 0"
+    asking = [office.submit(query=endless) for _ in range(AT_ONCE)]
+    async with asyncio.timeout(PATIENCE_S):
+        for answer in await asyncio.gather(*asking):
+            assert (answer.status_code, answer.json()["error"]["code"]) == (400, "bad_source"), answer.text
+        assert (await office.submit()).status_code == 201
 
 
 async def test_a_file_whose_client_hung_up_as_it_was_taken_in_is_whole(tmp_path: Path) -> None:
