@@ -25,12 +25,13 @@ from harvester.engine.launch.models import ModelChoice
 from harvester.errors import ConfigError, EngineError
 from harvester.model_config import ModelConfig
 from harvester.serve.access.origin import is_loopback
-from harvester.serve.deployments.actor import NAMESPACE, has_ledger, ledger_name, start_ledger
+from harvester.serve.applications import JOBS_APP, PREFIXES, are_anothers, ours
+from harvester.serve.deployments.actor import NAMESPACE, ledger_name, ledgers, start_ledger
 from harvester.serve.deployments.jobs_app import jobs_app
 from harvester.serve.deployments.openai_app import PREFIXES as OPENAI_PREFIXES
 from harvester.serve.deployments.openai_app import openai_apps
 from harvester.serve.deployments.placement import ledger_options
-from harvester.serve.deployments.scale.replicas import CHAT_APP, FURTHER, chat_app_of
+from harvester.serve.deployments.scale.replicas import CHAT_APP, chat_app_of
 from harvester.serve.environment import asked_with, joined_variables, use_haproxy
 from harvester.serve.http.forwarding import prefix_of
 from harvester.serve.machine.joined import SETUP, ingress_there
@@ -48,8 +49,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("harvester.cluster")
 
-JOBS_APP = "jobs"
-PREFIXES = {JOBS_APP: "/api", **OPENAI_PREFIXES}  # of the applications other than the models'
 PATHS = ("/", "/api/jobs", *OPENAI_PREFIXES.values())  # one path of each application
 ChatApp = Callable[[ServeConfig, ModelChoice, Path, str], serve.Application]
 HARVEST_STOP_S = 5.0
@@ -200,8 +199,8 @@ class Cluster:
                 f"Ray Serve listens on {http.host} in the cluster at {self._config.address}, not on {self._config.host} alone; "
                 f"give --host {http.host}, or end Serve there first: serve shutdown"
             )
-        running = _ours(serve.status())
-        if running and not has_ledger(self._ledger):
+        running = ours(serve.status())
+        if are_anothers(running, self._ledger, ledgers()):
             raise ConfigError(
                 f"the cluster at {self._config.address} runs {', '.join(running)} for another state folder than {self._folder.root}; "
                 "give that one with --state, or end its applications first: harvester stop --state FOLDER"
@@ -267,16 +266,11 @@ class Cluster:
         ray.shutdown()
 
 
-def _ours(status: Any) -> list[str]:
-    """Names of the applications that belong to a harvester server."""
-    return [name for name in status.applications if name in (CHAT_APP, *PREFIXES) or name.startswith(FURTHER)]
-
-
 def leave(ledger: str) -> None:
     """End the applications and the ledger of a joined cluster; the cluster stays."""
     names: list[str] = []
     with suppress(RayServeException, RayError):  # where Serve is not there
-        names = _ours(serve.status())
+        names = ours(serve.status())
     for name in names:
         with suppress(RayServeException, RayError):
             serve.delete(name, _blocking=True)

@@ -12,14 +12,15 @@ from typing import Any
 
 import ray
 
-from harvester.errors import OwnerError, ReopenError
+from harvester.errors import OwnerError, ReopenError, StorageError
 from harvester.serve.deployments.actor import NAMESPACE, LedgerActor, start_ledger
 from jobs.ledger.ledger import Ledger
-from jobs.ledger.store.place import PostgresPlace
+from jobs.ledger.store.place import Place, PostgresPlace
 from jobs.spec import Lease, PartStats
 from jobs.testing import scripted_plan
 
 NAME = "ledger-test"
+WAIT_S = 120.0
 
 
 def tell(**found: Any) -> None:
@@ -35,6 +36,20 @@ async def lease(client: LedgerActor) -> Lease:
 
 async def commit(client: LedgerActor, held: Lease) -> bool:
     return await client.commit(held.lease_id, held.job.id, held.slice.slice_id, PartStats(rows_ok=3))
+
+
+def start_error(state: Path, place: Place, lease_s: float, wait_s: float) -> str | None:
+    """Why the ledger does not start, after tries for ``wait_s``; None once it does."""
+    end_s = time.monotonic() + wait_s
+    while True:
+        try:
+            start_ledger(NAME, state, place, lease_s)()
+        except StorageError as error:
+            if time.monotonic() >= end_s:
+                return error.message
+            time.sleep(1.0)
+        else:
+            return None
 
 
 async def main(url: str, state: Path) -> None:
@@ -59,6 +74,8 @@ async def main(url: str, state: Path) -> None:
         start_ledger(NAME, state, place, lease_s)()
     fourth = await lease(client)
     tell(other=await commit(client, third), lasts=fourth.expires_at_s - time.time() > 700.0)
+    tell(away=start_error(state, place, 1200.0, 0.0))
+    tell(error=start_error(state, place, 1200.0, WAIT_S), held=await commit(client, fourth))
     Ledger(place, state / "jobs", lease_s=600.0, now_s=0.0, new_server=False)
     told = []
     for _ in range(2):

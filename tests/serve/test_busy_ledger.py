@@ -35,9 +35,10 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
     return clock
 
 
-def started(path: Path, monkeypatch: pytest.MonkeyPatch, *, again: bool) -> ledger_host.LedgerHost:
+def started(path: Path, monkeypatch: pytest.MonkeyPatch, *, again: bool, takes_over: bool = False) -> ledger_host.LedgerHost:
     monkeypatch.setattr("ray.get_runtime_context", lambda: SimpleNamespace(was_current_actor_reconstructed=again))
-    return ledger_host.LedgerHost(str(path), ledger_place(StateFolder(path)), LEASE_S, DeadlineConfig(), ServeConfig().logs, None)
+    given = (str(path), ledger_place(StateFolder(path)), LEASE_S, DeadlineConfig(), ServeConfig().logs, None)
+    return ledger_host.LedgerHost(*given, takes_over=takes_over)
 
 
 def test_holders_that_waited_for_a_busy_ledger_keep_their_leases(
@@ -64,8 +65,9 @@ def test_holders_that_waited_for_a_busy_ledger_keep_their_leases(
     assert beat("b") == [leases["b"].lease_id], "who tells nothing for so long loses it as before"
 
 
-def test_a_restarted_ledger_that_cannot_be_opened_says_why_and_is_opened_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: ManualClock
+@pytest.mark.parametrize("takes_over", [False, True], ids=["started again", "takes over"])
+def test_a_ledger_that_others_work_with_and_that_cannot_be_opened_says_why_and_is_opened_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: ManualClock, takes_over: bool
 ) -> None:
     first = started(tmp_path, monkeypatch, again=False)
     first.submit(scripted_plan("docs", 4, 4), True)
@@ -74,7 +76,7 @@ def test_a_restarted_ledger_that_cannot_be_opened_says_why_and_is_opened_later(
     ledger, away = StateFolder(tmp_path).ledger, tmp_path / "away"
     ledger.rename(away)
     ledger.mkdir()  # which nothing can open as a ledger
-    host = started(tmp_path, monkeypatch, again=True)
+    host = started(tmp_path, monkeypatch, again=not takes_over, takes_over=takes_over)
     for _ in range(2):
         with pytest.raises(StorageError, match="cannot open the ledger"):
             host.call("jobs", (), False)

@@ -40,6 +40,12 @@ def test_the_actor_goes_on_after_its_death_and_the_databases_and_stops_for_anoth
             assert told() == {"after_restart": True, "rows_ok": 6}
             go_on()
             assert told() == {"other": True, "lasts": True}, "leases go on, and new ones are of the new configuration"
+            database.stop()
+            go_on()
+            assert "does not answer" in told()["away"], "with another configuration again, while the database is away"
+            database.start()
+            go_on()
+            assert told() == {"error": None, "held": True}, "the ledger that could not open has taken the leases over"
             go_on()
             taken_over = told()["taken_over"]
             assert len(taken_over) == 2

@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.util import list_named_actors
 
 from harvester.errors import NotFoundError, StorageError
 from harvester.logs import LogConfig
@@ -28,13 +29,20 @@ from jobs.spec import JobChange, JobPlan, JobView, Lease, LeaseProgress, PartSta
 log = logging.getLogger("harvester.ledger")
 
 NAMESPACE = "harvester"
+_PREFIX = "ledger-"
 OPEN_WAIT_S = 300.0
 TOLD_S = 30.0  # timeout for asking a ledger what it was started with, and for its end
 
 
 def ledger_name(state: Path) -> str:
     """Name of the ledger's actor, in `NAMESPACE`."""
-    return f"ledger-{mark_of(state)}"
+    return f"{_PREFIX}{mark_of(state)}"
+
+
+def ledgers() -> list[str]:
+    """Names of all ledgers in the cluster, of whichever state folder."""
+    found: list[dict[str, str]] = list_named_actors(all_namespaces=True)
+    return [one["name"] for one in found if one["namespace"] == NAMESPACE and one["name"].startswith(_PREFIX)]
 
 
 def has_ledger(name: str) -> bool:

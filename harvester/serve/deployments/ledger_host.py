@@ -33,7 +33,7 @@ AGAIN_S = 5.0  # between two tries to open a ledger that could not be opened
 
 
 class LedgerHost:
-    """The actor. Calls arrive one at a time. A restarted actor opens the ledger again and continues.
+    """The actor. Calls arrive one at a time. A restarted actor, or one that takes over, opens the ledger again and continues.
 
     If it cannot (storage or database away, disk full), callers get the reason and later calls try again, because Ray does not restart
     an actor whose constructor failed. A ledger that was replaced by another tells every caller so, and decides nothing any more.
@@ -62,13 +62,12 @@ class LedgerHost:
         self._over: OwnerError | None = None
         self._why: HarvesterError | None = None  # why the ledger is not open
         self._ledger: Ledger | None = None
-        if again:
+        if again or takes_over:  # the jobs application goes on, and may be in the middle of a submit
             with suppress(HarvesterError):
                 self._opened()
         else:
-            self._ledger = self._opening.open(new_server=not takes_over, wait_s=LOCK_WAIT_S)
-            if not takes_over:  # else the jobs application goes on, and may be in the middle of a submit
-                self._opening.folder().forget_unmade({view.id for view in self._ledger.jobs()})
+            self._ledger = self._opening.open(new_server=True, wait_s=LOCK_WAIT_S)
+            self._opening.folder().forget_unmade({view.id for view in self._ledger.jobs()})
 
     def told(self) -> str:
         """Digest of the arguments it was started with. Ray restarts it with the same, even if the configuration has changed since."""
