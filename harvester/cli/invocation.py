@@ -77,7 +77,7 @@ class Invocation:
 
 
 def server_file(state_dir: Path) -> dict[str, Any]:
-    """Content of the state folder's ``server.json``; empty if no server runs or it cannot be read."""
+    """Content of the state folder's ``server.json``, which has the ``url`` of a ready server; empty if none runs or it cannot be read."""
     try:
         found = json.loads(StateFolder(state_dir).server.read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING, Any, Self
 
 import ray
 from ray import serve
-from ray.exceptions import RayError
 from ray.serve.config import HTTPOptions
 from ray.serve.context import _get_global_client
 from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ApplicationStatus, LoggingConfig, ProxyStatus
 
+from connectors.durable import publish
 from harvester.config import ServeConfig
 from harvester.engine.launch.models import ModelChoice
 from harvester.errors import ConfigError, EngineError
 from harvester.model_config import ModelConfig
 from harvester.serve.access.origin import is_loopback
-from harvester.serve.applications import JOBS_APP, PREFIXES, are_anothers, ours
+from harvester.serve.applications import JOBS_APP, PREFIXES, are_anothers, leave, ours
 from harvester.serve.deployments.actor import NAMESPACE, ledger_name, ledgers, start_ledger
 from harvester.serve.deployments.jobs_app import jobs_app
 from harvester.serve.deployments.openai_app import PREFIXES as OPENAI_PREFIXES
@@ -59,10 +59,14 @@ OBJECT_STORE_BYTES = 200 * 1024 * 1024  # only short messages go through it
 
 
 class Cluster:
-    """Runs the applications in our own or a joined cluster. ``chat_app`` makes a model's, for chat and harvest, given the ledger's name."""
+    """Runs the applications in our own or a joined cluster. ``chat_app`` makes a model's, for chat and harvest, given the ledger's name.
 
-    def __init__(self, deployment: Deployment, chat_app: ChatApp) -> None:
+    ``hurry``: set when the server is not to wait for open chats any more.
+    """
+
+    def __init__(self, deployment: Deployment, chat_app: ChatApp, hurry: threading.Event) -> None:
         self._deployment = deployment
+        self._hurry = hurry
         self._config = deployment.config  # in a joined cluster, once joined: with the ingress that runs there
         self._folder = deployment.folder
         self._chat_app = chat_app
@@ -132,6 +136,8 @@ class Cluster:
         """
         if self._config.address is not None:
             self._look_around()
+            with publish(self._folder.cluster) as file:
+                file.write(f"{self._config.address}\n".encode())
         place, options = ledger_place(self._folder), ledger_options(self._config)
         given = self._config
         about = (given.harvest.lease_s, given.deadlines, options, given.logs, given.storage)
@@ -209,13 +215,13 @@ class Cluster:
         for name in set(running) - {*self._chats, *PREFIXES}:  # of a model that is in the configuration no more
             serve.delete(name, _blocking=False)
 
-    def drain(self, hurry: threading.Event) -> None:
-        """Refuse new chats and wait for open ones, at most `drain_s` or until ``hurry`` is set. The other applications answer meanwhile."""
+    def drain(self) -> None:
+        """Refuse new chats and wait for open ones, at most `drain_s` or until told to hurry. The other applications answer meanwhile."""
         try:
             for name in self._chats:
                 self._stop_taking(name)
             end_s = time.monotonic() + self._config.drain_s
-            while serve.status().applications.keys() & self._chats and time.monotonic() < end_s and not hurry.wait(0.1):
+            while serve.status().applications.keys() & self._chats and time.monotonic() < end_s and not self._hurry.wait(0.1):
                 pass
         except Exception:  # of Ray: it has nothing open that we could wait for
             log.debug("drain_failed", exc_info=True)
@@ -262,23 +268,9 @@ class Cluster:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         is_new = error is None or not self._found  # after a failed redeployment, what ran before stays
         if self._config.address is not None and self._is_ours and is_new:
-            leave(self._ledger)
+            leave(self._ledger, self._config.drain_s, self._hurry)
+            self._folder.cluster.unlink(missing_ok=True)
         ray.shutdown()
-
-
-def leave(ledger: str) -> None:
-    """End the applications and the ledger of a joined cluster; the cluster stays."""
-    names: list[str] = []
-    with suppress(RayServeException, RayError):  # where Serve is not there
-        names = ours(serve.status())
-    for name in names:
-        with suppress(RayServeException, RayError):
-            serve.delete(name, _blocking=True)
-    with suppress(RayServeException, RayError):
-        if not serve.status().applications:  # else its ports stay open
-            serve.shutdown()
-    with suppress(ValueError):
-        ray.kill(ray.get_actor(ledger, namespace=NAMESPACE))
 
 
 def _reason(app: Any) -> str:

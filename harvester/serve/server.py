@@ -9,12 +9,13 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from connectors.durable import publish
 from harvester.config import ServeConfig
 from harvester.errors import EngineError
 from harvester.logs import write_logs
@@ -33,6 +34,8 @@ from jobs.ledger.store.move import ready_state
 from jobs.sql.scratch import forget_scratch
 from jobs.storage.folder import StateFolder, keep_private
 
+LEAVE_S = 60.0  # for the applications of a dead server to end
+
 
 def run(config: ServeConfig, state_dir: Path, on_event: OnEvent, chat_app: Any = None) -> None:
     """Serve until SIGINT or SIGTERM, and restart what dies meanwhile. A second signal ends the wait for open requests.
@@ -47,7 +50,7 @@ def run(config: ServeConfig, state_dir: Path, on_event: OnEvent, chat_app: Any =
     folder.prepare()
     write_logs(config.logs, folder.logs, "server")
     stop, hurry = threading.Event(), threading.Event()
-    with folder.locked(), _signals(stop, hurry):
+    with folder.locked(), _signals(stop, hurry), _server_file(folder) as tell:
         mark = mark_of(folder.root)
         left = stop_marked(mark)
         forget_scratch(mark)
@@ -75,7 +78,7 @@ def run(config: ServeConfig, state_dir: Path, on_event: OnEvent, chat_app: Any =
         on_event("starting", {"model": choice.name, "note": choice.note, "state": str(folder.root), "url": url, "engine": engine})
 
         def on_ready(seconds: float) -> None:
-            _write_server_file(folder, url, choice.name, config.address)
+            tell(url=url, model=choice.name, started_at_s=time.time())
             notify("READY=1")
             told = {"url": url, "model": choice.name, "seconds": round(seconds, 1)}
             on_event("ready", {**told, "open_to": open_to})
@@ -86,7 +89,6 @@ def run(config: ServeConfig, state_dir: Path, on_event: OnEvent, chat_app: Any =
             with held(runtime_folder(folder, mark)):
                 Supervisor(deployment, front, on_event, on_ready, began_s).run(stop, hurry)
         finally:
-            folder.server.unlink(missing_ok=True)
             if front is not None:
                 front.stop()
             stop_marked(mark)
@@ -130,7 +132,7 @@ def end_joined(address: str, state_dir: Path) -> None:
         session.join()
         if session.exitcode != 0:
             raise EngineError(f"the applications in the Ray cluster at {address} could not be ended; end them there with: serve shutdown")
-        folder.server.unlink(missing_ok=True)
+        folder.cluster.unlink(missing_ok=True)
 
 
 def _end_joined(address: str, root: Path) -> None:
@@ -140,16 +142,24 @@ def _end_joined(address: str, root: Path) -> None:
         os.environ.setdefault("RAY_AUTH_MODE", "token")
     import ray
 
-    from harvester.serve.cluster import leave
+    from harvester.serve.applications import leave
     from harvester.serve.deployments.actor import NAMESPACE, ledger_name
 
     ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
-    leave(ledger_name(root))
+    leave(ledger_name(root), LEAVE_S, threading.Event())
     ray.shutdown()
 
 
-def _write_server_file(folder: StateFolder, url: str, model: str, address: str | None) -> None:
-    about = {"pid": os.getpid(), "url": url, "model": model, "started_at_s": time.time(), "state": str(folder.root), "address": address}
-    temporary = folder.server.with_suffix(".tmp")
-    temporary.write_text(json.dumps(about) + "\n", encoding="utf-8")
-    temporary.replace(folder.server)
+@contextmanager
+def _server_file(folder: StateFolder) -> Iterator[Callable[..., None]]:
+    """Name this process in ``server.json`` within the block. Yields a function that adds fields. Raises `StorageError`."""
+
+    def tell(**more: Any) -> None:
+        with publish(folder.server) as file:
+            file.write(json.dumps({"pid": os.getpid(), "state": str(folder.root), **more}).encode() + b"\n")
+
+    tell()
+    try:
+        yield tell
+    finally:
+        folder.server.unlink(missing_ok=True)

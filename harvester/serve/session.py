@@ -81,7 +81,7 @@ def _serve(
     from harvester.serve.deployments.replica import replica_app
 
     chat_app = deployment.chat_app or partial(replica_app, cpu=deployment.cpu)
-    with Cluster(deployment, chat_app) as cluster:
+    with Cluster(deployment, chat_app, hurry) as cluster:
         listen()  # again, because Ray has installed its own handlers
         look = partial(_look, cluster, front, told)
         cluster.deploy(stop, lambda what: told.send(("waiting", what)), look)
@@ -90,7 +90,7 @@ def _serve(
             told.send(("ready", None))
         while not stop.wait(LOOK_S):
             look()
-        cluster.drain(hurry)
+        cluster.drain()
 
 
 def _look(cluster: Cluster, front: Front | None, told: Connection) -> None:

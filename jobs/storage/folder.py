@@ -52,8 +52,13 @@ class StateFolder:
 
     @property
     def server(self) -> Path:
-        """What a running server says of itself; removed when it stops."""
+        """What a server says of itself from its start to its end; its URL once it is ready."""
         return self.root / "server.json"
+
+    @property
+    def cluster(self) -> Path:
+        """Address of the Ray cluster that its applications may run in, where a server has joined one; removed with them."""
+        return self.root / "cluster"
 
     @property
     def lock(self) -> Path:

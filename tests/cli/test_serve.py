@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from harvester.cli.server import serve as serve_commands
+from jobs.storage.folder import StateFolder
 
 URL = "http://127.0.0.1:8000"
 STARTING = {"model": "tiny", "note": "embedded, for trying things out", "state": "/s", "url": URL, "engine": "cpu, small"}
@@ -148,6 +149,29 @@ def test_stop_with_nothing_running_says_so(cli, state, pid):
     note(state, pid)
     assert "no server is running on" in cli("stop").stdout
     assert json.loads(cli("stop", "--json").stdout)["stopped"] is False
+
+
+def test_stop_does_not_call_a_folder_unserved_whose_server_has_just_begun(cli, state):
+    folder = StateFolder(state)
+    folder.prepare()
+    with folder.locked():
+        result = cli("stop")
+    assert result.exit_code == 1
+    assert "is in use by a server that is just starting or stopping" in result.stderr
+    assert "no server" not in result.stdout
+
+
+def test_stop_ends_what_a_server_without_a_process_left_in_a_cluster(cli, state, monkeypatch):
+    folder = StateFolder(state)
+    folder.prepare()
+    folder.cluster.write_text("10.0.0.1:6379\n")
+    ended: list = []
+    real = importlib.import_module
+    serving = SimpleNamespace(end_joined=lambda *given: ended.append(given))
+    monkeypatch.setattr(importlib, "import_module", lambda name: serving if name == "harvester.serve.server" else real(name))
+    monkeypatch.setattr(serve_commands, "require_engine", lambda *modules: None)
+    assert "stopped the applications in the Ray cluster at 10.0.0.1:6379" in cli("stop").stdout
+    assert ended == [("10.0.0.1:6379", state)]
 
 
 def test_stop_does_not_wait_for_ever(cli, state, child, monkeypatch):

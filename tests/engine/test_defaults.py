@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import json
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -178,6 +180,24 @@ def test_a_server_refuses_what_cannot_fit_before_it_starts_anything(tmp_path: Pa
     with pytest.raises(ConfigError, match="is too much for 2 replicas on one GPU"):
         server.run(parse_config(values, "test"), tmp_path, lambda kind, fields: events.append(kind))
     assert events == []
+    assert not (tmp_path / "server.json").exists()
+
+
+def test_a_server_names_its_process_from_its_start_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model may load for many minutes, and `harvester stop` is to find the process meanwhile."""
+    from harvester.ports import free_port
+    from harvester.serve import server
+
+    told: list[dict[str, Any]] = []
+
+    def on_event(kind: str, fields: dict[str, Any]) -> None:
+        told.append(json.loads((tmp_path / "server.json").read_text()))
+        raise ConfigError("enough")
+
+    with pytest.raises(ConfigError, match="enough"):
+        server.run(parse_config({"port": free_port()}, "test"), tmp_path, on_event)
+    assert told == [{"pid": os.getpid(), "state": str(tmp_path)}]
+    assert not (tmp_path / "server.json").exists()
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ class ServerProcess:
 
     def _wait(self, process: subprocess.Popen[bytes]) -> None:
         end_s = time.monotonic() + READY_S
-        while server_file(self.state).get("pid") != process.pid:
+        while not ((told := server_file(self.state)).get("pid") == process.pid and "url" in told):
             if process.poll() is not None:
                 raise EngineError(f"the server did not start: {last_word(self.log)}; its log is {self.log}")
             if time.monotonic() >= end_s:

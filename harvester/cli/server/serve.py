@@ -7,6 +7,7 @@ import importlib.util
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,6 +18,7 @@ from harvester.cli.invocation import Invocation, command, server_file
 from harvester.config import load_config
 from harvester.core import ENGINE_HINT
 from harvester.errors import EngineError, HarvesterError
+from jobs.storage.folder import StateFolder
 
 STOP_S = 30.0
 
@@ -64,14 +66,8 @@ def stop(here: Invocation) -> None:
         harvester stop
     """
     process = _server_process(here.state_dir)
-    address = server_file(here.state_dir).get("address")
-    if process is None and isinstance(address, str):  # its process was killed, what it deployed in a cluster goes on
-        require_engine("ray")
-        importlib.import_module("harvester.serve.server").end_joined(address, here.state_dir)
-        _say(here, f"stopped the applications in the Ray cluster at {address}", stopped=True, address=address)
-        return
     if process is None:
-        _say(here, f"no server is running on {here.state_dir}", stopped=False)
+        _stop_without_process(here)
         return
     try:
         process.send_signal(signal.SIGTERM)
@@ -86,6 +82,19 @@ def stop(here: Invocation) -> None:
     except psutil.AccessDenied as error:
         raise HarvesterError(f"the server (process {process.pid}) belongs to another user; only they can stop it") from error
     _say(here, f"stopped the server (process {process.pid}) on {here.state_dir}", stopped=True, pid=process.pid)
+
+
+def _stop_without_process(here: Invocation) -> None:
+    """End what a server deployed in a cluster, which goes on without it."""
+    if StateFolder(here.state_dir).is_served():
+        raise HarvesterError(f"{here.state_dir} is in use by a server that is just starting or stopping, or by harvester repair; try again")
+    address = _cluster(here.state_dir)
+    if address is None:
+        _say(here, f"no server is running on {here.state_dir}", stopped=False)
+        return
+    require_engine("ray")
+    importlib.import_module("harvester.serve.server").end_joined(address, here.state_dir)
+    _say(here, f"stopped the applications in the Ray cluster at {address}", stopped=True, address=address)
 
 
 def _say(here: Invocation, line: str, **fields: Any) -> None:
@@ -107,6 +116,13 @@ def _server_process(state_dir: Path) -> psutil.Process | None:
     except (psutil.NoSuchProcess, psutil.AccessDenied, ValueError):
         return None
     return process if is_ours else None
+
+
+def _cluster(state_dir: Path) -> str | None:
+    """Address of the cluster in which applications of this state folder may run without a server's process."""
+    with suppress(OSError):
+        return StateFolder(state_dir).cluster.read_text(encoding="utf-8").strip() or None
+    return None
 
 
 def require_engine(*modules: str) -> None:
