@@ -1,10 +1,10 @@
-"""Our applications on Ray Serve: which of them run, and their end."""
+"""Our applications on Ray Serve: which of them run, whether they answer, why one does not, and their end."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -12,13 +12,17 @@ import ray
 from ray import serve
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
+from ray.serve.schema import ApplicationStatus
 
+from harvester.errors import EngineError
 from harvester.serve.deployments.actor import NAMESPACE, ledgers
 from harvester.serve.deployments.openai_app import PREFIXES as OPENAI_PREFIXES
 from harvester.serve.deployments.scale.replicas import CHAT_APP, FURTHER
+from harvester.serve.machine.nodes import root_cause
 
 JOBS_APP = "jobs"
 PREFIXES = {JOBS_APP: "/api", **OPENAI_PREFIXES}  # of the applications other than the models'
+COMING = ("STARTING", "UPDATING", "RECOVERING")  # states of a replica that Serve is about to run
 LOOK_S = 0.1
 
 
@@ -33,6 +37,48 @@ def are_anothers(running: Collection[str], ledger: str, found: Collection[str]) 
     Without any ledger they are taken for ours: a ledger whose database was away at its first start is not there.
     """
     return bool(running) and bool(found) and ledger not in found
+
+
+def running_replicas(app: Any) -> int:
+    """Number of running replicas of the application's deployment that has the fewest."""
+    return min((int(one.replica_states.get("RUNNING", 0)) for one in app.deployments.values()), default=0)
+
+
+def is_answering(app: Any, *, found: bool) -> bool:
+    """Whether it answers. ``found``: it ran before this server; then one replica is enough, as the machine of another may be away for long.
+
+    Serve calls it unhealthy until all replicas run.
+    """
+    is_short = app.status == ApplicationStatus.UNHEALTHY and running_replicas(app) > 0
+    return app.status == ApplicationStatus.RUNNING or (found and is_short)
+
+
+def has_failed(app: Any, *, found: bool) -> bool:
+    """Whether it is of no use to wait. ``found``: it ran before this server; then Serve replaces replicas that fail, until it gives up."""
+    if not found:
+        return app.status in (ApplicationStatus.DEPLOY_FAILED, ApplicationStatus.UNHEALTHY)
+    is_tried = any(one.replica_states.get(state, 0) for one in app.deployments.values() for state in COMING)
+    return app.status == ApplicationStatus.DEPLOY_FAILED and not is_tried
+
+
+def raise_if_failed(apps: Mapping[str, Any], found: Collection[str]) -> None:
+    """Raise `EngineError` with the replica's own reason if one of ``apps`` has failed. ``found``: names of those that ran before."""
+    for name, app in apps.items():
+        if has_failed(app, found=name in found):
+            reason = _reason(app)
+            cause = root_cause() if "root cause" in reason else None
+            raise EngineError(f"{reason.split(' See root cause')[0]} Cause: {cause}" if cause else reason)
+
+
+def _reason(app: Any) -> str:
+    """The line of Serve's status with the reason of a failed deployment."""
+    texts = [deployment.message for deployment in app.deployments.values() if deployment.message] + [app.message]
+    for text in texts:
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        for line in reversed(lines):
+            if "EngineError" in line or "ConfigError" in line or "Error:" in line:
+                return str(line.split("Error: ", 1)[-1])
+    return str(texts[-1].splitlines()[-1]) if texts and texts[-1] else "a replica did not start"
 
 
 def leave(ledger: str, wait_s: float, hurry: threading.Event) -> None:

@@ -25,7 +25,16 @@ from harvester.engine.launch.models import ModelChoice
 from harvester.errors import ConfigError, EngineError
 from harvester.model_config import ModelConfig
 from harvester.serve.access.origin import is_loopback
-from harvester.serve.applications import JOBS_APP, PREFIXES, are_anothers, leave, ours
+from harvester.serve.applications import (
+    JOBS_APP,
+    PREFIXES,
+    are_anothers,
+    is_answering,
+    leave,
+    ours,
+    raise_if_failed,
+    running_replicas,
+)
 from harvester.serve.deployments.actor import NAMESPACE, ledger_name, ledgers, start_ledger
 from harvester.serve.deployments.jobs_app import jobs_app
 from harvester.serve.deployments.openai_app import PREFIXES as OPENAI_PREFIXES
@@ -36,7 +45,7 @@ from harvester.serve.environment import asked_with, joined_variables, use_haprox
 from harvester.serve.http.forwarding import prefix_of
 from harvester.serve.machine.joined import SETUP, ingress_there
 from harvester.serve.machine.node import OwnNode, ports_of_agents
-from harvester.serve.machine.nodes import check_ports, root_cause, session_logs
+from harvester.serve.machine.nodes import check_ports, session_logs
 from harvester.serve.machine.port import check_port
 from harvester.serve.processes import mark_of
 from harvester.serve.reach import Reach, host_here
@@ -73,7 +82,7 @@ class Cluster:
         self._chats = (CHAT_APP, *map(chat_app_of, self._config.models))
         self.node: OwnNode | None = None  # the head node, if this process started it
         self._ledger = ledger_name(self._folder.root)
-        self._found = False  # in a joined cluster: whether an earlier server of this state runs there
+        self._found: list[str] = []  # an earlier server's applications in a joined cluster
         self._is_ours = self._config.address is None  # may we end what runs? In a joined cluster, once we know that it is no other server's
 
     def __enter__(self) -> Self:
@@ -129,10 +138,10 @@ class Cluster:
         link.unlink(missing_ok=True)
         link.symlink_to(session_logs())
 
-    def deploy(self, stop: threading.Event, wait_for: Callable[[str], None], look: Callable[[], None]) -> None:
+    def deploy(self, stop: threading.Event, tell: Callable[[str, str], None], look: Callable[[], None]) -> None:
         """Deploy the applications and wait until they serve or ``stop`` is set. Raises `EngineError` with the replica's own reason.
 
-        ``wait_for`` receives what is being waited for; ``look`` is called repeatedly meanwhile.
+        ``tell`` receives ``waiting`` and what is being waited for, or ``warning`` and a sentence; ``look`` is called repeatedly meanwhile.
         """
         if self._config.address is not None:
             self._look_around()
@@ -142,24 +151,23 @@ class Cluster:
         given = self._config
         about = (given.harvest.lease_s, given.deadlines, options, given.logs, given.storage)
         wait_opened = start_ledger(self._ledger, self._folder.root, place, *about)
-        wait_for("Ray Serve and its HAProxy to start")
+        tell("waiting", "Ray Serve and its HAProxy to start")
         with suppress(TimeoutError):  # after 60 s of waiting for HAProxy; `_wait_running` waits longer
             serve.start(
                 http_options=HTTPOptions(host=self._replica_host(), port=self._config.port),
                 logging_config=LoggingConfig(enable_access_log=False, log_level="WARNING"),
             )
-        wait_for("the ledger to open")
+        tell("waiting", "the ledger to open")
         wait_opened()
         self._folder.scale.unlink(missing_ok=True)  # this deployment starts with the configured numbers of replicas
-        quiet = LoggingConfig(enable_access_log=False, log_level="WARNING")
-        apps = [self._chat_target(None, quiet), *(self._chat_target(name, quiet) for name in given.models)]
+        apps = [self._chat_target(None), *(self._chat_target(name) for name in given.models)]
         told = (given, self._deployment.choice, self._folder.root, self._ledger)
         jobs = jobs_app(*told, self._deployment.url, self._deployment.cpu, self._deployment.pid)
         beside = {JOBS_APP: jobs} | openai_apps(*told)
-        apps += [serve.RunTarget(app, name=name, route_prefix=PREFIXES[name], logging_config=quiet) for name, app in beside.items()]
+        apps += [self._target(app, name, PREFIXES[name]) for name, app in beside.items()]
         serve.run_many(apps, wait_for_applications_running=False)
-        wait_for("the model to load, and the applications to answer")
-        self._wait_running(stop, look)
+        tell("waiting", "the model to load, and the applications to answer")
+        self._wait_running(stop, tell, look)
         if self._is_ingress_here():
             reach = Reach(
                 host_here(self._config.host), self._config.port, (*PATHS, *(f"{prefix_of(name)}/" for name in self._config.models))
@@ -168,20 +176,23 @@ class Cluster:
                 time.sleep(LOOK_S)
                 look()
 
-    def _chat_target(self, model: str | None, quiet: LoggingConfig) -> serve.RunTarget:
+    def _chat_target(self, model: str | None) -> serve.RunTarget:
         """The application of a further model, or the first."""
         given, choice = self._config, self._deployment.choice
         if model is not None:
             given, choice = given.of(model), self._deployment.further[model]
         else:  # it forwards requests to further models by name only, so other changes of those must not redeploy it
             given = given.model_copy(update={"models": dict.fromkeys(given.models, ModelConfig())})
-        return serve.RunTarget(
+        return self._target(
             self._chat_app(given, choice, self._folder.root, self._ledger),
-            name=chat_app_of(model),
-            route_prefix="/" if model is None else prefix_of(model),
-            logging_config=quiet,
+            chat_app_of(model),
+            "/" if model is None else prefix_of(model),
             external_scaler_enabled=given.replicas.is_fixed,
         )
+
+    def _target(self, app: serve.Application, name: str, prefix: str, *, external_scaler_enabled: bool = False) -> serve.RunTarget:
+        quiet = LoggingConfig(enable_access_log=False, log_level="WARNING")
+        return serve.RunTarget(app, name=name, route_prefix=prefix, logging_config=quiet, external_scaler_enabled=external_scaler_enabled)
 
     def _look_around(self) -> None:
         """Check a joined cluster for an earlier server's applications or, if Serve does not run yet, whether its nodes can listen.
@@ -211,7 +222,7 @@ class Cluster:
                 f"the cluster at {self._config.address} runs {', '.join(running)} for another state folder than {self._folder.root}; "
                 "give that one with --state, or end its applications first: harvester stop --state FOLDER"
             )
-        self._found, self._is_ours = CHAT_APP in running, True
+        self._found, self._is_ours = running, True
         for name in set(running) - {*self._chats, *PREFIXES}:  # of a model that is in the configuration no more
             serve.delete(name, _blocking=False)
 
@@ -249,36 +260,24 @@ class Cluster:
             return "127.0.0.1"
         return "::" if ":" in self._config.host else EVERYWHERE
 
-    def _wait_running(self, stop: threading.Event, look: Callable[[], None]) -> None:
+    def _wait_running(self, stop: threading.Event, tell: Callable[[str, str], None], look: Callable[[], None]) -> None:
         while not stop.is_set():
             look()
             status = serve.status()
-            apps = status.applications
             names = (*self._chats, *PREFIXES)
-            states = [apps[name].status if name in apps else None for name in names]
-            if all(state == ApplicationStatus.RUNNING for state in states) and self._has_port(status):
+            apps = {name: app for name, app in status.applications.items() if name in names}
+            is_whole = len(apps) == len(names) and self._has_port(status)
+            if is_whole and all(is_answering(app, found=name in self._found) for name, app in apps.items()):
+                for name, app in apps.items():
+                    if app.status != ApplicationStatus.RUNNING:
+                        tell("warning", f"{name} answers with {running_replicas(app)} replicas until Serve has replaced the missing ones")
                 return
-            for name in names:
-                if name in apps and apps[name].status in (ApplicationStatus.DEPLOY_FAILED, ApplicationStatus.UNHEALTHY):
-                    reason = _reason(apps[name])
-                    cause = root_cause() if "root cause" in reason else None
-                    raise EngineError(f"{reason.split(' See root cause')[0]} Cause: {cause}" if cause else reason)
+            raise_if_failed(apps, self._found)
             stop.wait(STATUS_S)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        is_new = error is None or not self._found  # after a failed redeployment, what ran before stays
+        is_new = error is None or CHAT_APP not in self._found  # after a failed redeployment, what ran before stays
         if self._config.address is not None and self._is_ours and is_new:
             leave(self._ledger, self._config.drain_s, self._hurry)
             self._folder.cluster.unlink(missing_ok=True)
         ray.shutdown()
-
-
-def _reason(app: Any) -> str:
-    """The line of Serve's status with the reason of a failed deployment."""
-    texts = [deployment.message for deployment in app.deployments.values() if deployment.message] + [app.message]
-    for text in texts:
-        lines = [line.strip() for line in text.splitlines() if line.strip()]
-        for line in reversed(lines):
-            if "EngineError" in line or "ConfigError" in line or "Error:" in line:
-                return str(line.split("Error: ", 1)[-1])
-    return str(texts[-1].splitlines()[-1]) if texts and texts[-1] else "a replica did not start"

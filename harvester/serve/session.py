@@ -84,7 +84,7 @@ def _serve(
     with Cluster(deployment, chat_app, hurry) as cluster:
         listen()  # again, because Ray has installed its own handlers
         look = partial(_look, cluster, front, told)
-        cluster.deploy(stop, lambda what: told.send(("waiting", what)), look)
+        cluster.deploy(stop, lambda kind, what: told.send((kind, what)), look)
         if not stop.is_set():
             lower_housekeeping(deployment.mark, is_haproxy=use_haproxy(deployment.config))
             told.send(("ready", None))

@@ -5,6 +5,7 @@ What a change of replicas and a drained machine cost, and what is left when the 
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -87,6 +88,21 @@ def test_a_server_that_was_killed_takes_the_running_applications_over(server: Fl
     server.start()
     assert whole([stream, Stream(server.url, SHORT)]) == [True, True]
     assert {process.pid for role in ("replica", "ledger", "jobs app") for process in server.find(role)} == before
+
+
+def test_a_server_takes_over_while_a_machine_is_away(server: FleetServer, fleet: Fleet) -> None:
+    away = fleet.machines[2]
+    away.kill()
+    shown = f"{server.url}/api/metrics"
+    wait_until(lambda: len(set(re.findall(r'replica="(\d+)"', httpx.get(shown, timeout=60).text))) == 2, "a replica to be missed")
+    stream = Stream(server.url, LONG)
+    stream.begun()
+    server.kill_main()
+    server.start()
+    assert "chat answers with 2 replicas until" in str(server.events())
+    assert whole([stream, Stream(server.url, SHORT)]) == [True, True]
+    fleet.join(away)
+    wait_until(lambda: len(server.where("replica")) == 3, "three replicas again")
 
 
 def test_a_host_of_one_machine_is_refused_where_serve_listens_to_the_network(server: FleetServer) -> None:

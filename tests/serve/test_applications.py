@@ -1,4 +1,4 @@
-"""Whose applications are, and how they end. Serve itself is played."""
+"""What Serve's status of our applications means for a server that starts, and how they end. Serve itself is played."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import threading
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -17,11 +18,50 @@ from jobs.storage.folder import StateFolder
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Ray's own
+    from ray.serve._private.common import DeploymentStatus, DeploymentStatusTrigger, ReplicaState
+    from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview, DeploymentStatusOverview
+
     from harvester.serve import applications, cluster
-    from harvester.serve.applications import are_anothers, leave
+    from harvester.serve.applications import are_anothers, has_failed, is_answering, leave
 
 OWN = "ledger-own"
 CHOICE = ModelChoice(path="/model", name="tiny", embedded=True, note=None)
+
+
+def application(status: str, **replicas: int) -> Any:
+    states = {ReplicaState(state): number for state, number in replicas.items()}
+    deployment = DeploymentStatusOverview(DeploymentStatus.UNHEALTHY, DeploymentStatusTrigger.HEALTH_CHECK_FAILED, states, "")
+    return ApplicationStatusOverview(ApplicationStatus(status), "", 0.0, {"replica": deployment})
+
+
+@pytest.mark.parametrize(
+    ("status", "replicas", "found", "expected"),
+    [
+        ("RUNNING", {"RUNNING": 4}, False, (True, False)),
+        ("UNHEALTHY", {"RUNNING": 3, "STARTING": 1}, True, (True, False)),
+        ("UNHEALTHY", {"STARTING": 4}, True, (False, False)),
+        ("UNHEALTHY", {"RUNNING": 3, "STARTING": 1}, False, (False, True)),
+        ("DEPLOYING", {"RUNNING": 4}, True, (False, False)),
+        ("DEPLOY_FAILED", {"RUNNING": 3, "STARTING": 1}, True, (False, False)),
+        ("DEPLOY_FAILED", {"RUNNING": 3}, True, (False, True)),
+        ("DEPLOY_FAILED", {"STARTING": 1}, False, (False, True)),
+    ],
+    ids=[
+        "all there",
+        "found with a replica missing",
+        "found with none left",
+        "new with a replica missing",
+        "in a rolling update",
+        "found with a replica that Serve tries again",
+        "found where Serve has given up",
+        "new that did not start",
+    ],
+)
+def test_a_server_waits_for_what_serve_still_starts(
+    status: str, replicas: dict[str, int], found: bool, expected: tuple[bool, bool]
+) -> None:
+    app = application(status, **replicas)
+    assert (is_answering(app, found=found), has_failed(app, found=found)) == expected
 
 
 @pytest.mark.parametrize(
@@ -75,11 +115,11 @@ def test_nothing_of_another_state_folder_is_ended(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize(
     ("found", "error", "stays"),
-    [(True, EngineError("no"), True), (False, EngineError("no"), False), (True, None, False)],
+    [(["chat"], EngineError("no"), True), ([], EngineError("no"), False), (["chat"], None, False)],
     ids=["failed over what ran before", "failed at first", "stopped"],
 )
 def test_the_cluster_is_remembered_while_applications_are_left_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: bool, error: EngineError | None, stays: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: list[str], error: EngineError | None, stays: bool
 ) -> None:
     config, folder = ServeConfig(address="10.0.0.1:6379", ingress="proxy"), StateFolder(tmp_path)
     deployment = Deployment(config, folder, CHOICE, {}, "http://x", "mark", True, 1, None)
