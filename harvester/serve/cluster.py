@@ -29,6 +29,7 @@ from harvester.serve.applications import (
     JOBS_APP,
     PREFIXES,
     are_anothers,
+    has_failed,
     is_answering,
     leave,
     ours,
@@ -41,6 +42,7 @@ from harvester.serve.deployments.openai_app import PREFIXES as OPENAI_PREFIXES
 from harvester.serve.deployments.openai_app import openai_apps
 from harvester.serve.deployments.placement import ledger_options
 from harvester.serve.deployments.scale.replicas import CHAT_APP, chat_app_of
+from harvester.serve.deployments.seam import next_attempt
 from harvester.serve.environment import asked_with, joined_variables, use_haproxy
 from harvester.serve.http.forwarding import prefix_of
 from harvester.serve.machine.joined import SETUP, ingress_there
@@ -82,7 +84,7 @@ class Cluster:
         self._chats = (CHAT_APP, *map(chat_app_of, self._config.models))
         self.node: OwnNode | None = None  # the head node, if this process started it
         self._ledger = ledger_name(self._folder.root)
-        self._found: list[str] = []  # an earlier server's applications in a joined cluster
+        self._found: dict[str, bool] = {}  # an earlier server's applications in a joined cluster, and whether each has failed
         self._is_ours = self._config.address is None  # may we end what runs? In a joined cluster, once we know that it is no other server's
 
     def __enter__(self) -> Self:
@@ -191,6 +193,8 @@ class Cluster:
         )
 
     def _target(self, app: serve.Application, name: str, prefix: str, *, external_scaler_enabled: bool = False) -> serve.RunTarget:
+        if name in self._found:
+            app = next_attempt(app, name, has_failed=self._found[name])
         quiet = LoggingConfig(enable_access_log=False, log_level="WARNING")
         return serve.RunTarget(app, name=name, route_prefix=prefix, logging_config=quiet, external_scaler_enabled=external_scaler_enabled)
 
@@ -216,13 +220,15 @@ class Cluster:
                 f"Ray Serve listens on {http.host} in the cluster at {self._config.address}, not on {self._config.host} alone; "
                 f"give --host {http.host}, or end Serve there first: serve shutdown"
             )
-        running = ours(serve.status())
+        status = serve.status()
+        running = ours(status)
         if are_anothers(running, self._ledger, ledgers()):
             raise ConfigError(
                 f"the cluster at {self._config.address} runs {', '.join(running)} for another state folder than {self._folder.root}; "
                 "give that one with --state, or end its applications first: harvester stop --state FOLDER"
             )
-        self._found, self._is_ours = running, True
+        self._found = {name: has_failed(status.applications[name], found=True) for name in running}
+        self._is_ours = True
         for name in set(running) - {*self._chats, *PREFIXES}:  # of a model that is in the configuration no more
             serve.delete(name, _blocking=False)
 

@@ -20,6 +20,7 @@ import pytest
 
 from bench.harness.fleet.machines import Fleet, Machine
 from bench.harness.load.stream import Stream
+from bench.harness.servers.server import FAILS_ONCE
 from harvester.errors import EngineError
 from tests.fleet.server import FleetServer
 from tests.real_server import ids
@@ -162,6 +163,17 @@ def test_a_server_with_another_configuration_changes_replicas_under_load(server:
     view = server.wait_rows(job, 2 * ROWS + 1)
     assert (view["state"], view["rows_ok"], view["rows_recomputed"]) == ("completed", 2 * ROWS, 0)
     assert whole([Stream(server.url, SHORT)]) == [True]
+
+
+def test_a_start_that_fails_once_does_not_end_a_rolling_update(server: FleetServer, disk: Path) -> None:
+    before, marker = {process.pid for process in server.find("replica")}, disk / "fails-once"
+    marker.touch()
+    server.kill_main()
+    server.configure(replicas=3, harvest=HARVEST, env={FAILS_ONCE: str(marker)})
+    server.start()
+    assert not marker.exists()
+    wait_until(lambda: not before & {process.pid for process in server.find("replica")}, "the earlier replicas to go")
+    assert len(server.find("replica")) == 3
 
 
 def test_stop_ends_what_a_killed_server_has_left_in_the_cluster(server: FleetServer) -> None:

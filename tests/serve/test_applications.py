@@ -23,6 +23,8 @@ with warnings.catch_warnings():
 
     from harvester.serve import applications, cluster
     from harvester.serve.applications import are_anothers, has_failed, is_answering, leave
+    from harvester.serve.deployments.replica import replica_app
+    from harvester.serve.deployments.version import attempt_at
 
 OWN = "ledger-own"
 CHOICE = ModelChoice(path="/model", name="tiny", embedded=True, note=None)
@@ -62,6 +64,27 @@ def test_a_server_waits_for_what_serve_still_starts(
 ) -> None:
     app = application(status, **replicas)
     assert (is_answering(app, found=found), has_failed(app, found=found)) == expected
+
+
+@pytest.mark.parametrize(
+    ("deployed", "has_failed", "expected"),
+    [
+        (None, False, "ab12"),
+        ("ab12", False, "ab12"),
+        ("ab12", True, "ab12.2"),
+        ("ab12.2", False, "ab12.2"),
+        ("ab12.2", True, "ab12.3"),
+        ("cd34.2", True, "ab12"),
+    ],
+)
+def test_only_a_failed_deployment_gets_another_version(deployed: str | None, has_failed: bool, expected: str) -> None:
+    assert attempt_at("ab12", deployed, has_failed=has_failed) == expected
+
+
+@pytest.mark.parametrize(("address", "expected"), [(None, 1), ("10.0.0.1:6379", 10)], ids=["our own cluster", "a joined one"])
+def test_one_failed_start_of_a_replica_ends_no_update_of_a_joined_cluster(address: str | None, expected: int) -> None:
+    app: Any = replica_app(ServeConfig(address=address, ingress="proxy"), CHOICE, Path("/state"), OWN, cpu=True)
+    assert app._bound_deployment._deployment_config.max_constructor_retry_count == expected
 
 
 @pytest.mark.parametrize(
@@ -115,11 +138,11 @@ def test_nothing_of_another_state_folder_is_ended(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize(
     ("found", "error", "stays"),
-    [(["chat"], EngineError("no"), True), ([], EngineError("no"), False), (["chat"], None, False)],
+    [({"chat": False}, EngineError("no"), True), ({}, EngineError("no"), False), ({"chat": False}, None, False)],
     ids=["failed over what ran before", "failed at first", "stopped"],
 )
 def test_the_cluster_is_remembered_while_applications_are_left_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: list[str], error: EngineError | None, stays: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: dict[str, bool], error: EngineError | None, stays: bool
 ) -> None:
     config, folder = ServeConfig(address="10.0.0.1:6379", ingress="proxy"), StateFolder(tmp_path)
     deployment = Deployment(config, folder, CHOICE, {}, "http://x", "mark", True, 1, None)

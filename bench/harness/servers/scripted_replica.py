@@ -18,15 +18,17 @@ from fastapi.responses import StreamingResponse
 from prometheus_client import generate_latest
 from ray import serve
 
+from bench.harness.servers.server import FAILS_ONCE
 from harvester.config import ServeConfig
 from harvester.engine.launch.models import ModelChoice, on_this_machine
+from harvester.errors import EngineError
 from harvester.serve.access.gate import gate_of
 from harvester.serve.access.routes import CHAT_ROUTES
 from harvester.serve.access.wall import guard
 from harvester.serve.deployments.actor import LedgerActor
 from harvester.serve.deployments.placement import environment
 from harvester.serve.deployments.scale.router import EXPECTED_S, routing
-from harvester.serve.deployments.scale.scaling import REPLICA, Floor, scaling
+from harvester.serve.deployments.scale.scaling import REPLICA, Floor, scaling, tries
 from harvester.serve.deployments.seam import keep_to_loopback, told_to_leave
 from harvester.serve.deployments.version import bound
 from harvester.serve.environment import use_haproxy
@@ -70,11 +72,15 @@ class ScriptedReplica:
 
     A chat is answered with ``max_tokens`` tokens as a stream, one each `TOKEN_S`.
 
-    ``delay_s``: of each completion; `CONCURRENCY` run at once.
+    ``delay_s``: of each completion; `CONCURRENCY` run at once. A constructor that finds the file of `FAILS_ONCE` removes it and fails.
     """
 
     def __init__(self, config: ServeConfig, choice: ModelChoice, state: str, ledger: str, delay_s: float) -> None:
         keep_to_loopback()
+        marker = os.environ.get(FAILS_ONCE)
+        if marker is not None and Path(marker).exists():
+            Path(marker).unlink()
+            raise EngineError(f"this replica was told to fail once, by {marker}")
         if config.address is not None:
             choice = on_this_machine(choice)
         folder = state_folder(Path(state), config.storage)
@@ -150,6 +156,7 @@ def scripted_app(config: ServeConfig, choice: ModelChoice, state: Path, ledger: 
         **scaling(config.replicas),
         max_ongoing_requests=100_000,
         request_router_config=routing(is_haproxy=use_haproxy(config)),
+        max_constructor_retry_count=tries(config),
         ray_actor_options={"num_cpus": config.num_cpus or 1, "runtime_env": environment(config, config.env)},
         health_check_period_s=1.0,
         graceful_shutdown_wait_loop_s=0.1,

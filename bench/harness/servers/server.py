@@ -23,6 +23,7 @@ from harvester.serve.processes import mark_of, marked, stop_marked
 
 READY_S = 600.0  # a machine that is short of memory or cores reads its libraries slowly
 STOP_S = 60.0
+FAILS_ONCE = "SCRIPTED_FAILS_ONCE"  # variable of scripted replicas: path of a file
 
 
 def scripted(config: dict[str, Any], delay_s: float) -> tuple[str, ...]:

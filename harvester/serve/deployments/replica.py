@@ -30,7 +30,7 @@ from harvester.serve.access.wall import guard
 from harvester.serve.deployments.actor import LedgerActor
 from harvester.serve.deployments.placement import environment
 from harvester.serve.deployments.scale.router import EXPECTED_S, routing
-from harvester.serve.deployments.scale.scaling import REPLICA, Floor, scaling
+from harvester.serve.deployments.scale.scaling import REPLICA, Floor, scaling, tries
 from harvester.serve.deployments.seam import keep_to_loopback, told_to_leave
 from harvester.serve.deployments.slice_spans import spans_of
 from harvester.serve.deployments.turns import turn_on_gpu
@@ -205,7 +205,7 @@ def replica_app(config: ServeConfig, choice: ModelChoice, state: Path, ledger: s
         **scaling(config.replicas),
         max_ongoing_requests=100_000,
         request_router_config=routing(is_haproxy=use_haproxy(config)),
-        max_constructor_retry_count=1,  # a model that does not start now will not at the third try
+        max_constructor_retry_count=tries(config),
         ray_actor_options=options | {"runtime_env": environment(config, config.env)},
         health_check_period_s=1.0,
         health_check_timeout_s=60.0,

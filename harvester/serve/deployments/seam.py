@@ -1,4 +1,4 @@
-"""Uses of Ray Serve's private API in the process of a deployment, in one place and tested on a real Serve."""
+"""Uses of Ray Serve's private API for deployments, in one place and tested on a real Serve."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import asyncio
 from typing import Any
 
 import ray
+from ray import serve
 from ray.serve._private import replica as serve_replica
 from ray.serve._private.common import DeploymentID
 from ray.serve._private.exceptions import ExternalScalerDisabledError
 from ray.serve.context import _get_global_client
 from ray.serve.handle import DeploymentBroadcastResponse
+
+from harvester.serve.deployments.version import attempt_at
 
 LOOK_S = 0.25
 
@@ -54,3 +57,15 @@ async def set_replicas(app: str, deployment: str, number: int) -> bool:
     except ExternalScalerDisabledError:
         return False
     return True
+
+
+def next_attempt(application: serve.Application, app: str, *, has_failed: bool) -> serve.Application:
+    """``application``, made by `bound`, to be deployed as ``app``, where Serve may run it already (`attempt_at`)."""
+    deployment: Any = application._bound_deployment
+    client: Any = _get_global_client()
+    try:
+        deployed = client.get_deployment_info(deployment.name, app)[0].version
+    except KeyError:  # it is not there
+        return application
+    version = attempt_at(deployment.version, deployed, has_failed=has_failed)
+    return serve.Application(deployment.options(_internal=True, version=version))

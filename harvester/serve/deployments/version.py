@@ -31,6 +31,17 @@ def digest_of(*given: Any) -> str:
     return hashlib.sha256(told.encode()).hexdigest()[:16]
 
 
+def attempt_at(version: str, deployed: str | None, *, has_failed: bool) -> str:
+    """The version to deploy. ``deployed``: that of the running deployment, which stays as it is if it is an attempt at ``version``.
+
+    If that has failed, another attempt: with the same version, Serve would never start another replica.
+    """
+    of, _, number = (deployed or "").partition(".")
+    if of != version:
+        return version
+    return f"{version}.{int(number or 1) + 1}" if has_failed else f"{deployed}"
+
+
 def _told(value: Any) -> Any:
     if isinstance(value, BaseModel):
         return {name: _told(getattr(value, name)) for name in type(value).model_fields if name not in IN_PLACE}

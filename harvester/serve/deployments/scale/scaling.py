@@ -28,6 +28,7 @@ from jobs.hint import Demand
 REPLICA = "replica"  # the deployment's name
 FLOOR = "floor"  # name of the metric that replicas report to Serve
 ASK_S = 5.0  # between two questions of a replica to the ledger
+JOINED_TRIES = 10
 LOOK_BACK_S = 15.0  # window for the mean of open chats; replicas report theirs every 10 s
 
 
@@ -48,6 +49,15 @@ def scaling(replicas: ReplicasConfig) -> dict[str, Any]:
             **by_jobs,
         }
     }
+
+
+def tries(config: ServeConfig) -> int:
+    """After how many failed starts of a replica Serve gives the deployment up, at most three per replica (``max_constructor_retry_count``).
+
+    In a cluster of our own, a model that does not start at the first try will not at the third. In a joined one, failures on one machine
+    must not end a rolling update.
+    """
+    return 1 if config.address is None else JOINED_TRIES
 
 
 def with_floor(context: AutoscalingContext) -> tuple[float, dict[str, Any]]:
