@@ -22,7 +22,7 @@ import pyarrow as pa
 from connectors.errors import HarvesterError, StorageError
 from jobs.errors import QueryError
 from jobs.sql.forkserver import GRACE_S, PID, REPLY, Request
-from jobs.sql.scratch import make_scratch
+from jobs.sql.scratch import is_scratch, make_scratch
 
 MAX_RESIDENT_BYTES = 3 << 29  # 1.5 GiB; DuckDB's own limit is 1 GB, which its parser and planner do not count
 START_S = 60.0  # longest start of the fork server, on a busy machine
@@ -45,9 +45,9 @@ class QueryProcesses:
         self._marks = dict(marks or {})
         self._lock = threading.Lock()
         self._control: socket.socket | None = None
-        self._scratch = make_scratch(owner)
+        self._owner = owner
         self._count = 0
-        self._close = weakref.finalize(self, shutil.rmtree, self._scratch, ignore_errors=True)
+        self._make_scratch()
         self._end: weakref.finalize[..., QueryProcesses] | None = None
 
     def start(self) -> None:
@@ -81,16 +81,29 @@ class QueryProcesses:
         ``check_long`` is called every 50 ms; what it raises ends the query. Raises `QueryError`, also for a query that was killed, and
         `StorageError`.
         """
-        with self._lock:
-            self._count += 1
-            scratch = self._scratch / str(self._count)
-        scratch.mkdir()
+        scratch = self._claim()
         try:
             with self._connect() as connection:
                 asked = Request(state_dir, dict(tables), query, limit_rows, seconds, scratch, kept, min_free_bytes)
                 return _Run(connection, seconds, check_long).ask(asked)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
+
+    def _make_scratch(self) -> None:
+        self._scratch = make_scratch(self._owner)
+        self._close = weakref.finalize(self, shutil.rmtree, self._scratch, ignore_errors=True)
+
+    def _claim(self) -> Path:
+        """A new folder for the files of one query."""
+        with self._lock:
+            if not is_scratch(self._scratch):  # removed as an old temporary file; by now somebody else's may have its name
+                self._stop()  # the fork server would remove the folder that it was started with
+                self._close.detach()
+                self._make_scratch()
+            self._count += 1
+            scratch = self._scratch / str(self._count)
+            scratch.mkdir(mode=0o700)
+            return scratch
 
     def _connect(self) -> socket.socket:
         """A socket whose other end a new process holds. A fork server that died is replaced, once."""

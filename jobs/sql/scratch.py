@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 import tempfile
 from contextlib import suppress
 from pathlib import Path
@@ -14,6 +15,15 @@ _PREFIX = "harvester-sql-"
 def make_scratch(owner: str) -> Path:
     """A folder among temporary files, whose name has ``owner`` in it."""
     return Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{owner}-"))
+
+
+def is_scratch(path: Path) -> bool:
+    """Whether a folder of `make_scratch` is still there, and not another user's or a link in its place."""
+    try:
+        found = path.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
 
 
 def forget_scratch(owner: str) -> None:

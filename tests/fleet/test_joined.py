@@ -46,6 +46,12 @@ def submitted(server: FleetServer, disk: Path, rows: int = ROWS) -> str:
     return str(server.submit(source={"uri": str(table)}, task="summarize", column="text")["id"])
 
 
+def _running(server: FleetServer) -> set[int]:
+    """Processes that outlive the one that serves."""
+    found = [process for role in ("replica", "ledger", "jobs app") for process in server.find(role)]
+    return {process.pid for process in (*found, *server.head.find("jobs.sql.forkserver"))}
+
+
 def _ingress(machine: Machine) -> set[str]:
     """The folder of HAProxy's files, by its own command line."""
     lines = [process.cmdline() for process in machine.find("/haproxy.cfg")]
@@ -82,13 +88,15 @@ def test_every_replica_gets_its_share_of_chats(server: FleetServer) -> None:
 
 def test_a_server_that_was_killed_takes_the_running_applications_over(server: FleetServer) -> None:
     wait_until(lambda: len(server.where("replica")) == 3, "three replicas")
-    before = {process.pid for role in ("replica", "ledger", "jobs app") for process in server.find(role)}
+    before = _running(server)
     stream = Stream(server.url, LONG)
     stream.begun()
     server.kill_main()
     server.start()
     assert whole([stream, Stream(server.url, SHORT)]) == [True, True]
-    assert {process.pid for role in ("replica", "ledger", "jobs app") for process in server.find(role)} == before
+    assert _running(server) == before
+    answer = httpx.post(f"{server.url}/api/sql", json={"query": "select 1 as one"}, timeout=60)
+    assert answer.json()["rows"] == [[1]]
 
 
 def test_a_server_takes_over_while_a_machine_is_away(server: FleetServer, fleet: Fleet) -> None:

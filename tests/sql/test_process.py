@@ -172,6 +172,28 @@ def test_a_server_forgets_the_folders_that_its_killed_processes_left_and_no_othe
     assert (left.exists(), of_another.exists()) == (False, True)
 
 
+@pytest.mark.parametrize("is_taken", [False, True], ids=["removed", "removed, and its name taken by a link"])
+def test_a_folder_that_is_removed_is_made_again(is_taken: bool, state: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    made = QueryProcesses(owner="ab12")
+    try:
+        assert ask(made, state, "select 1")["rows"] == [[1]]
+        before, elsewhere = made._scratch, tmp_path / "elsewhere"
+        forget_scratch("ab12")
+        elsewhere.mkdir()
+        if is_taken:
+            before.symlink_to(elsewhere)
+        assert ask(made, state, "select 2")["rows"] == [[2]]
+        assert made._scratch != before
+        assert made._scratch.stat().st_mode & 0o777 == 0o700
+        assert list(made._scratch.iterdir()) == []
+    finally:
+        made.close()
+    assert not made._scratch.exists()
+    assert before.is_symlink() == is_taken
+    assert elsewhere.is_dir()
+
+
 def test_nothing_runs_after_the_end(state: Path) -> None:
     made = QueryProcesses()
     ask(made, state, "select 1")

@@ -71,8 +71,7 @@ class JobsApp:
         noted = {choice.name: config} | {name: config.of(name) for name in config.models}
         notes = {name: note for name, one in noted.items() if (note := deadline_note(one, cpu=cpu)) is not None}
         actor = LedgerActor(ledger)
-        mark = mark_of(folder.root)
-        queries = QueryPool(QueryProcesses({MARK: mark}, owner=mark))
+        queries = QueryPool(_processes(config, mark_of(folder.root)))
         queries.start()
         self._history = History(folder.history, config.slo.max_slowdown)
         self._beside: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {
@@ -125,6 +124,11 @@ class JobsApp:
 
     def __del__(self) -> None:
         flush()
+
+
+def _processes(config: ServeConfig, mark: str) -> QueryProcesses:
+    """The next server ends processes with its mark. In a joined cluster the application outlives its server, so its own have none."""
+    return QueryProcesses({MARK: mark}, owner=mark) if config.address is None else QueryProcesses()
 
 
 def _able(info: dict[str, Any]) -> dict[str, Any]:
