@@ -181,8 +181,13 @@ class ReplicasConfig(Section):
         return self.min == 0
 
     @property
+    def floors(self) -> tuple[int, int]:
+        """Minimum numbers for jobs, within a range: while one has rows to do, and while one is at risk. 0: jobs ask for none."""
+        return (0, 0) if self.is_fixed else (self.jobs or int(self.sleeps), self.at_risk or 0)
+
+    @property
     def follows_jobs(self) -> bool:
-        return not self.is_fixed and (self.sleeps or self.jobs is not None or self.at_risk is not None)
+        return any(self.floors)
 
 
 class ModelConfig(Section):

@@ -41,7 +41,7 @@ from harvester.serve.deployments.jobs_app import jobs_app
 from harvester.serve.deployments.openai_app import PREFIXES as OPENAI_PREFIXES
 from harvester.serve.deployments.openai_app import openai_apps
 from harvester.serve.deployments.placement import ledger_options
-from harvester.serve.deployments.scale.replicas import CHAT_APP, chat_app_of
+from harvester.serve.deployments.scale.replicas import ANSWER_WAIT_S, CHAT_APP, chat_app_of
 from harvester.serve.deployments.seam import next_attempt
 from harvester.serve.environment import asked_with, joined_variables, use_haproxy
 from harvester.serve.http.forwarding import prefix_of
@@ -170,10 +170,11 @@ class Cluster:
         serve.run_many(apps, wait_for_applications_running=False)
         tell("waiting", "the model to load, and the applications to answer")
         self._wait_running(stop, tell, look)
+        if self._found and not stop.is_set():  # Serve ignores a deployment with the same number as before
+            serve.get_app_handle(JOBS_APP).reset_scale.remote().result(timeout_s=ANSWER_WAIT_S)
         if self._is_ingress_here():
-            reach = Reach(
-                host_here(self._config.host), self._config.port, (*PATHS, *(f"{prefix_of(name)}/" for name in self._config.models))
-            )
+            paths = (*PATHS, *(f"{prefix_of(name)}/" for name in given.models))
+            reach = Reach(host_here(given.host), given.port, paths)
             while not stop.is_set() and not reach.is_whole():
                 time.sleep(LOOK_S)
                 look()

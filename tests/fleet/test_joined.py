@@ -114,6 +114,16 @@ def test_a_server_takes_over_while_a_machine_is_away(server: FleetServer, fleet:
     wait_until(lambda: len(server.where("replica")) == 3, "three replicas again")
 
 
+def test_a_number_of_replicas_that_was_asked_for_ends_with_the_next_server(server: FleetServer) -> None:
+    done = server.harvester("scale", "2")
+    assert done.returncode == 0, done.stderr
+    wait_until(lambda: len(server.where("replica")) == 2, "two replicas")
+    server.kill_main()
+    server.start()
+    wait_until(lambda: len(server.where("replica")) == 3, "the configured three")
+    assert server.get("/api/server")["replicas"] == 3
+
+
 def test_a_host_of_one_machine_is_refused_where_serve_listens_to_the_network(server: FleetServer) -> None:
     server.kill_main()
     server.configure(replicas=3, harvest=HARVEST, host="127.0.0.1")

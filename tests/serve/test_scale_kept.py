@@ -49,6 +49,17 @@ async def test_an_application_that_starts_again_knows_them(tmp_path: Path, asked
     assert again.bounds() == {"replicas": 1, "max_replicas": 1}
 
 
+async def test_a_server_that_takes_over_returns_to_the_configured_ones(tmp_path: Path, asked: list[tuple[Any, ...]]) -> None:
+    config = parse_config({"replicas": 2, "models": {"small": {"replicas": {"min": 1, "max": 4}}}}, "test")
+    scale = Scale(config, tmp_path / "scale.json", cpu=True)
+    await scale(3)
+    await scale.reset()
+    assert scale.bounds() == {"replicas": 2, "max_replicas": 2}
+    assert [number for _, _, number in asked] == [3, 2], "a range is none of ours"
+    await Scale(config, tmp_path / "none.json", cpu=True).reset()
+    assert [number for _, _, number in asked] == [3, 2, 2], "a new application does not know what Serve has"
+
+
 @pytest.mark.parametrize("text", ["", "{", "[1]", '[["gone", 4]]', '[[null, "two"]]'], ids=repr)
 def test_a_file_that_says_nothing_leaves_the_configuration_s(tmp_path: Path, text: str) -> None:
     kept = tmp_path / "scale.json"

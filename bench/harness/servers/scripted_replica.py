@@ -162,4 +162,4 @@ def scripted_app(config: ServeConfig, choice: ModelChoice, state: Path, ledger: 
         graceful_shutdown_wait_loop_s=0.1,
         graceful_shutdown_timeout_s=config.drain_s,
     )(serve.ingress()(ScriptedReplica))
-    return bound(deployment, config, choice, str(state), ledger, delay_s)
+    return bound(deployment, config, choice, str(state), ledger, delay_s, read=config.replicas.floors)

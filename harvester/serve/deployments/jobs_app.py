@@ -106,6 +106,10 @@ class JobsApp:
         model = None if model == self._fixed["model"] else model
         return {"replicas": number, "was": await self._scale(number, model)}
 
+    async def reset_scale(self) -> None:
+        """Called by a server that takes this application over: `Scale.reset`."""
+        await self._scale.reset()
+
     async def _remember(self) -> None:
         """Ask what the models can do while a replica runs: a later question would load a model that sleeps."""
         while not self._told or len(self._further) < len(self._models):
@@ -145,4 +149,6 @@ def jobs_app(config: ServeConfig, choice: ModelChoice, state: Path, ledger: str,
         graceful_shutdown_timeout_s=1.0,
     )(serve.ingress()(JobsApp))
     # In a joined cluster the application outlives the process that deployed it: it gets no ``pid``.
-    return bound(deployment, config, choice, str(state), ledger, url, cpu, beside=(pid if config.address is None else None,))
+    beside = (pid if config.address is None else None,)
+    read = {"": config.replicas} | {name: one.replicas for name, one in config.models.items()}
+    return bound(deployment, config, choice, str(state), ledger, url, cpu, beside=beside, read=read)

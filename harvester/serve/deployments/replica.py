@@ -212,4 +212,4 @@ def replica_app(config: ServeConfig, choice: ModelChoice, state: Path, ledger: s
         graceful_shutdown_wait_loop_s=0.1,
         graceful_shutdown_timeout_s=config.drain_s,
     )(serve.ingress()(Replica))
-    return bound(deployment, config, choice, str(state), ledger, cpu)
+    return bound(deployment, config, choice, str(state), ledger, cpu, read=config.replicas.floors)

@@ -15,12 +15,13 @@ from harvester.core import __version__
 IN_PLACE = {"replicas", "drain_s"}  # Serve changes these without another process
 
 
-def bound(deployment: Any, *given: Any, beside: tuple[Any, ...] = ()) -> serve.Application:
-    """Bind constructor arguments to the deployment. If it is deployed again, replicas are replaced only if ``given`` has changed.
+def bound(deployment: Any, *given: Any, beside: tuple[Any, ...] = (), read: Any = None) -> serve.Application:
+    """Bind constructor arguments to the deployment. If it is deployed again, its processes are replaced only if ``given`` has changed.
 
-    ``beside``: further arguments, which are not part of the version. Without our version, Serve replaces all replicas each time.
+    ``beside``: further arguments, which are not part of the version. ``read``: what the processes read of the settings `IN_PLACE`, as a
+    part of the version alone. Without our version, Serve replaces all processes each time.
     """
-    version = digest_of(*given)
+    version = digest_of(*given, read)
     application: serve.Application = deployment.options(_internal=True, version=version).bind(*given, *beside)
     return application
 

@@ -89,8 +89,8 @@ class Floor:
 
 
 def floor_of(replicas: ReplicasConfig, demand: Demand) -> int:
-    asked = [replicas.jobs or int(replicas.sleeps)] * demand.has_work + [replicas.at_risk or 0] * demand.is_late
-    return max(asked, default=0)
+    at_work, at_risk = replicas.floors
+    return max(at_work * demand.has_work, at_risk * demand.is_late)
 
 
 def deadline_note(config: ServeConfig, *, cpu: bool) -> str | None:
@@ -146,6 +146,12 @@ class Scale:
         with suppress(StorageError), publish(self._kept) as file:  # Serve has the number; without the file, we may report a wrong one
             file.write(json.dumps([[name, count] for name, count in self._now.items()]).encode())
         return was
+
+    async def reset(self) -> None:
+        """Return to the configured numbers, where they are fixed: the server was started again, and Serve has kept those asked for."""
+        for model in self._now:
+            if self._of(model).replicas.is_fixed:
+                await self(self._of(model).replicas.max, model)
 
     def wanted(self, model: str | None = None) -> int:
         """Target number of replicas; if autoscaled, the minimum."""

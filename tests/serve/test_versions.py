@@ -1,0 +1,55 @@
+"""Which processes a joined cluster replaces when the `replicas` section has changed: those that read what changed."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harvester.config import parse_config
+from harvester.engine.launch.models import ModelChoice
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # Ray's own
+    from harvester.serve.deployments.jobs_app import jobs_app
+    from harvester.serve.deployments.openai_app import openai_apps
+    from harvester.serve.deployments.replica import replica_app
+
+CHOICE = ModelChoice("/models/tiny", "tiny", None, embedded=False)
+STATE = Path("/state")
+RANGE = {"min": 1, "max": 4}
+
+
+def versions(**values: Any) -> dict[str, str]:
+    """Of the deployments, by name."""
+    config = parse_config(values, "test")
+    told = (config, CHOICE, STATE, "ledger")
+    apps = {"chat": replica_app(*told, cpu=True), "jobs": jobs_app(*told, "http://127.0.0.1:8000", True, 1), **openai_apps(*told)}
+    return {name: str(app._bound_deployment.version) for name, app in apps.items()}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "replaced"),
+    [
+        pytest.param(2, 3, {"jobs"}, id="another fixed number"),
+        pytest.param(RANGE, RANGE | {"max": 3, "target": 4, "up_s": 1, "down_s": 1}, {"jobs"}, id="what Serve alone reads"),
+        pytest.param(RANGE, RANGE | {"at_risk": 3}, {"chat", "jobs"}, id="jobs at risk may ask"),
+        pytest.param(RANGE | {"jobs": 2}, RANGE | {"jobs": 3}, {"chat", "jobs"}, id="jobs ask for more"),
+        pytest.param({"min": 2, "max": 2, "at_risk": 2}, RANGE | {"at_risk": 2}, {"chat", "jobs"}, id="fixed before"),
+        pytest.param(RANGE, RANGE | {"min": 0}, {"chat", "jobs"}, id="it may sleep"),
+    ],
+)
+def test_a_change_of_replicas_reaches_the_processes_that_read_it(before: Any, after: Any, replaced: set[str]) -> None:
+    was, now = versions(replicas=before), versions(replicas=after)
+    assert {name for name in was if was[name] != now[name]} == replaced
+
+
+def test_a_change_of_another_model_s_replicas_reaches_the_jobs_application() -> None:
+    was, now = (versions(models={"small": {"replicas": number}}) for number in (1, 2))
+    assert {name for name in was if was[name] != now[name]} == {"jobs"}
+
+
+def test_nothing_is_replaced_for_a_longer_end() -> None:
+    assert versions(drain_s=1) == versions(drain_s=2)
