@@ -36,6 +36,7 @@ from harvester.engine.vllm.frontend.answers import guided_by, model_thought, nam
 from harvester.engine.vllm.frontend.client import HarvestLLM
 from harvester.engine.vllm.frontend.complete import complete
 from harvester.engine.vllm.frontend.media import fetch_checked
+from harvester.engine.vllm.frontend.validation import stop_at_first_error
 from harvester.errors import ParameterError
 from jobs.engine import ApiCall, Completion, EngineGone, Prompt, Rendering, RowError
 from jobs.hint import SchedulingHint
@@ -62,6 +63,7 @@ async def chat_app(llm: HarvestLLM, args: Namespace) -> FastAPI:
     tasks = await llm.get_supported_tasks()
     app = build_app(args, supported_tasks=tasks, model_config=llm.model_config)
     complete(app)
+    stop_at_first_error(app)
     await init_app_state(llm, app.state, args, tasks)
     app.state.server = NoServer()
     return app
