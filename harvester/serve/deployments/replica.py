@@ -39,21 +39,25 @@ from harvester.serve.environment import use_haproxy
 from harvester.serve.http.forwarding import add_forwarding
 from harvester.serve.http.page import add_page
 from harvester.serve.keep_running import keep_running
-from harvester.serve.machine.cores import on_own_cores
-from harvester.serve.processes import lower_priority
+from harvester.serve.machine.cores import claim_part, on_own_cores
+from harvester.serve.processes import lower_priority, mark_of
+from harvester.serve.runtime import runtime_folder
 from harvester.timers import USUAL_S, set_timer_slack
 from harvester.traces import flush, tracer_of
 from jobs.engine import EngineGone
 from jobs.run.runner import Runner
 from jobs.run.slice import open_parts
+from jobs.storage.folder import StateFolder
 from jobs.storage.place import state_folder
 
 
-def _own_cores(config: ServeConfig) -> AbstractContextManager[None]:
+def _own_cores(config: ServeConfig, folder: StateFolder) -> AbstractContextManager[None]:
     """Binds CPU replicas that share this machine to their own cores. Those of a joined cluster may be anywhere, and are not bound."""
     if config.replicas.max == 1 or config.address is not None or sys.platform != "linux":
         return nullcontext()
-    return on_own_cores(serve.get_replica_context().rank.rank, config.replicas.max)
+    context, parts = serve.get_replica_context(), config.replicas.max
+    runtime = runtime_folder(folder, mark_of(folder.root))
+    return on_own_cores(claim_part(runtime, context.app_name, parts, otherwise=context.rank.rank), parts)
 
 
 class Replica:
@@ -89,7 +93,7 @@ class Replica:
             config, choice.path, choice.name, cpu=cpu, embedded=choice.embedded, shared=SharedState.make().path, profile=profile
         )
         async with turn_on_gpu(config.num_gpus if not cpu else None):
-            with kept_logs(), _own_cores(config) if cpu else nullcontext():
+            with kept_logs(), _own_cores(config, folder) if cpu else nullcontext():
                 self._host = await EngineHost.start(values, config.service_tiers)
         slots = max(1, self._host.max_seqs - config.share.reserved_slots)
         self._runner = Runner(
