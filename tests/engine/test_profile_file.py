@@ -1,16 +1,20 @@
-"""When the engine core writes the file of its latency model."""
+"""Which file has the latency model of a deployment, and when the engine core writes it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from harvester.config import parse_config
 from harvester.engine.core import reporting
 from harvester.engine.core.reporting import SAVE_S, SAVE_STEPS, Reporting
 from harvester.engine.core.steps import Step
+from harvester.engine.launch import profiles
+from harvester.engine.launch.profiles import profile_path
 from harvester.engine.shared.settings import Settings
 from harvester.engine.shared.state import Field, SharedState
 from harvester.model_config import CheckpointConfig, ScheduleConfig, ShareConfig, SloConfig
@@ -71,3 +75,25 @@ def test_the_file_is_written_once_when_the_front_end_asks(world: World) -> None:
     assert world.step(1, 0.0) == 1
     assert world.shared[Field.SAVED_PROFILE] == 1
     assert world.step(2, 0.0) == 1
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        pytest.param({}, {"model": "/run2/checkpoint-500"}, id="another folder of the same name"),
+        pytest.param({}, {"model": "org/checkpoint-500"}, id="the hub's"),
+        pytest.param({}, {"name": "canary"}, id="another name"),
+        pytest.param({}, {"revision": "v2"}, id="another revision"),
+        pytest.param({}, {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}}, id="with a drafter"),
+        pytest.param({"revision": "v1"}, {"revision": "v2"}, id="of two revisions"),
+    ],
+)
+def test_another_model_has_another_file(before: dict[str, Any], after: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profiles, "device_name", lambda: "cpu x2")
+
+    def path(model: str = "/run1/checkpoint-500", name: str = "prod", **engine: Any) -> Path:
+        return profile_path(Path("/state"), name, model, parse_config({"engine": engine}, "test"))
+
+    assert path(**before) == path(**before)
+    assert path(**before) != path(**after)
+    assert path(**after).name.startswith(f"{after.get('name', 'prod')}-")

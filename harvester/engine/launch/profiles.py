@@ -14,6 +14,7 @@ from harvester.config import ServeConfig
 from harvester.policy.model.latency import VERSION
 
 SHAPING = (
+    "revision",
     "dtype",
     "quantization",
     "tensor_parallel_size",
@@ -25,13 +26,18 @@ SHAPING = (
     "kv_cache_dtype",
     "max_num_seqs",  # this and the next bound the sizes of the CUDA graphs
     "max_num_batched_tokens",
+    "speculative_config",
 )
 
 
-def profile_key(model: str, config: ServeConfig) -> dict[str, Any]:
-    """What step times depend on beside the step. A profile that this version cannot read has another key, and a new one is made."""
+def profile_key(name: str, model: str, config: ServeConfig) -> dict[str, Any]:
+    """What step times depend on beside the step. A profile that this version cannot read has another key, and a new one is made.
+
+    ``name``: what clients call the model. ``model``: what vLLM loads, a Hugging Face id or an absolute folder.
+    """
     return {
         "version": VERSION,
+        "name": name,
         "model": model,
         "device": device_name(),
         "vllm": _vllm_version(),
@@ -39,9 +45,9 @@ def profile_key(model: str, config: ServeConfig) -> dict[str, Any]:
     }
 
 
-def profile_path(state: Path, model: str, config: ServeConfig) -> Path:
-    key = json.dumps(profile_key(model, config), sort_keys=True)
-    short = "".join(c if c.isalnum() else "-" for c in model.split("/")[-1])[:40]
+def profile_path(state: Path, name: str, model: str, config: ServeConfig) -> Path:
+    key = json.dumps(profile_key(name, model, config), sort_keys=True)
+    short = "".join(c if c.isalnum() else "-" for c in name.split("/")[-1])[:40]
     return state / "profiles" / f"{short}-{hashlib.sha256(key.encode()).hexdigest()[:10]}.json"
 
 

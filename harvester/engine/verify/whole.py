@@ -67,7 +67,7 @@ def verify(subject: Subject, log: Path, say: Say, state: Path | None = None) -> 
     timed = _try(log, measure, subject)
     verdicts = [*_of_tokens(stock, pressed), *_of_timed(timed, pressed if isinstance(pressed, Pressed) else None)]
     if state is not None:
-        kept.write(profile_path(state, subject.name, subject.config), verdicts)
+        kept.write(profile_path(state, subject.name, subject.model, subject.config), verdicts)
     return {
         "ok": all(one.ok is not False for one in verdicts) and any(one.ok for one in verdicts),
         "tokens_identical": next(one.ok for one in verdicts if one.part is Aspect.TOKENS),

@@ -85,7 +85,7 @@ class Replica:
         keep_to_loopback()
         if config.address is not None:
             choice = await asyncio.to_thread(on_this_machine, choice)
-        profile = profile_path(folder.root, choice.name, config)
+        profile = profile_path(folder.root, choice.name, choice.path, config)
         if folder.mirror is not None:
             await asyncio.to_thread(folder.mirror.fetch_folder, profile.parent)
         config = fitted(config, read(profile))
