@@ -57,8 +57,9 @@ class SimDoor:
             slots_free=max(awaiting, going) < slots,
             place_wait_s=place_wait_s(going, 1, held, self._typical_s(slots) / slots),
         )
-        if self._policy.must_yield(asked, crowd, now_s):
-            self.yield_until_s = now_s + self._policy.wait_s(asked, crowd, now_s)
+        yield_s = self._policy.yield_s(asked, crowd, now_s)
+        if yield_s:
+            self.yield_until_s = now_s + yield_s
         if self._policy.refused_s(asked, crowd, now_s) is not None:
             self.refused.append(request)
             return False

@@ -184,7 +184,7 @@ MANY = 1_000_000
     [
         lambda ids: check_media({"prompt": ids, "messages": ids}, ()),
         lambda ids: check_size({"prompt": ids}, Limits()),
-        lambda ids: prompt_tokens({"prompt": ids}, b""),
+        lambda ids: prompt_tokens({"prompt": ids}),
     ],
     ids=["media", "size", "tokens"],
 )

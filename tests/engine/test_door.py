@@ -124,11 +124,30 @@ async def test_first_tokens_and_requests_that_end_without_one_make_room(replica:
 
 
 @pytest.mark.parametrize(
-    ("prompt", "tokens"), [([12345678] * 100, 100), ([[1, 2], [3]], 3), ("x" * 391, 101)], ids=["ids", "lists", "text"]
+    ("prompt", "tokens"), [([12345678] * 100, 100), ([[1, 2], [3]], 3), ("x" * 398, 101)], ids=["ids", "lists", "text"]
 )
 def test_a_prompt_of_token_ids_is_as_long_as_it_says(prompt: Any, tokens: int) -> None:
-    asked = {"prompt": prompt}
-    assert prompt_tokens(asked, json.dumps(asked).encode()) == tokens
+    assert prompt_tokens({"prompt": prompt}) == tokens
+
+
+def test_an_image_in_a_message_is_no_text() -> None:
+    text, url = {"type": "text", "text": "data: what is this?"}, {"url": f"data:image/png;base64,{'A' * 4_000_000}"}
+    asked = {"messages": [{"role": "user", "content": [text, {"type": "image_url", "image_url": url}]}]}
+    assert 10 < prompt_tokens(asked) < 30
+
+
+@pytest.mark.parametrize("fields", [{"prompt": "x" * 4_000_000}, {"prompt": "x", "padding": [" " * 4_000_000]}], ids=["prompt", "padding"])
+async def test_a_chat_with_a_large_body_is_let_in_and_batch_work_goes_on(replica: Replica, fields: dict[str, Any]) -> None:
+    """No prompt is longer than the model's context, and one prompt of 10 tokens waits: 0.1 s."""
+    replica.overload.sent(1, 10)
+    assert await replica.ask(**fields) == []
+    assert replica.shared[Field.YIELD_UNTIL_S] <= replica.now_s + 2.0
+
+
+async def test_batch_work_pauses_no_longer_than_chat_may_wait(replica: Replica) -> None:
+    replica.overload.sent(500, 10)
+    assert (await replica.ask(prompt="x"))[0]["status"] == 429
+    assert replica.shared[Field.YIELD_UNTIL_S] == replica.now_s + 1.0, "half of 2 s, though 500 prompts take 50 s"
 
 
 async def test_each_choice_counts_as_a_request_up_to_a_few(replica: Replica) -> None:

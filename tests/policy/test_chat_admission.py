@@ -9,6 +9,7 @@ import pytest
 from harvester.policy.admission.chat import (
     BACKLOG,
     MAX_AGE_S,
+    MAX_LENGTH,
     OVERLOAD_PROMPTS,
     TIGHT_PROMPTS,
     UNPROMISED_S,
@@ -82,6 +83,21 @@ def test_an_overload_ends_soon_after_the_last_that_was_refused() -> None:
         assert policy.refused_s(tight, Crowd(100, 0.0), 5.0) is not None
     policy.look(50, 0, 5.0 + UNPROMISED_S)
     assert policy.refused_s(tight, Crowd(20, 2.0), 5.0 + UNPROMISED_S) is None
+
+
+def test_a_long_prompt_waits_longer_than_the_queue_only_within_reason() -> None:
+    policy, crowd = ChatAdmission(256), Crowd(1, 0.05, slots_free=True)
+    waits_s = [policy.wait_s(Asked(1, math.inf, 0.08, length), crowd, 0.0) for length in (0.1, 1.0, 4.0, MAX_LENGTH, 667.0)]
+    assert waits_s == pytest.approx([0.08 + times * 0.05 for times in (1.0, 1.0, 4.0, MAX_LENGTH, MAX_LENGTH)])
+    assert policy.refused_s(Asked(1, math.inf, 0.08, 667.0), crowd, 0.0) is None
+
+
+def test_batch_work_pauses_for_the_queue_and_not_for_the_length_of_one_prompt() -> None:
+    policy, crowd = ChatAdmission(256), Crowd(3, 0.3, slots_free=True)
+    assert policy.yield_s(Asked(1, 4.0, 0.1, length=MAX_LENGTH), crowd, 0.0) == 0.0, "0.4 s, of 2 s"
+    assert policy.yield_s(Asked(1, 4.0, 0.1), Crowd(3, 0.9, slots_free=True), 0.0) == pytest.approx(1.0)
+    assert policy.yield_s(Asked(1, 4.0, 0.1), Crowd(3, 9.0, slots_free=True), 0.0) == 2.0, "no longer than chat may wait"
+    assert policy.yield_s(Asked(1, 4.0, 0.1), Crowd(0, 9.0), 0.0) == 0.0
 
 
 def test_a_key_above_its_part_that_is_refused_makes_no_overload_for_others() -> None:

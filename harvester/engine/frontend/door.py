@@ -17,6 +17,7 @@ from jobs.access.limits import Limits, check_size
 
 IDENTITY = "harvester.identity"  # in the ASGI scope: the caller, with a `name`; absent where there are no keys
 CHARS_PER_TOKEN = 4  # about
+DATA_URL_CHARS = 200  # a data URL says within so many that it is one
 UNLIMITED = Limits(max_choices=None, max_inputs=None, max_grammar_cost=None)
 GENERATING = frozenset(
     {
@@ -60,7 +61,7 @@ class Door:
         name = getattr(scope.get(IDENTITY), "name", None)
         ttft_slo_s = self._slo_of(asked.get("vllm_xargs") if isinstance(asked.get("vllm_xargs"), dict) else None).ttft_s
         try:
-            with self._overload.admitted(name, check_size(asked, UNLIMITED), prompt_tokens(asked, body), ttft_slo_s):
+            with self._overload.admitted(name, check_size(asked, UNLIMITED), prompt_tokens(asked), ttft_slo_s):
                 await self._app(scope, receive, send)
         except OverloadError as error:
             await _refuse(error, send)
@@ -107,8 +108,8 @@ def _parsed(body: bytes) -> dict[str, Any]:
     return asked if isinstance(asked, dict) else {}
 
 
-def prompt_tokens(asked: dict[str, Any], body: bytes) -> int:
-    """Estimated tokens of the prompt; exact for token ids, or a list of such prompts, which the first of a list tells."""
+def prompt_tokens(asked: dict[str, Any]) -> int:
+    """Estimated tokens of the prompt, without its images; exact for token ids or a list of such prompts, judged by the first."""
     prompt = asked.get("prompt")
     parts: list[Any] = prompt if isinstance(prompt, list) else []
     first = parts[0] if parts else None
@@ -116,7 +117,22 @@ def prompt_tokens(asked: dict[str, Any], body: bytes) -> int:
         return len(parts)
     if isinstance(first, list) and first and isinstance(first[0], int):
         return sum(len(part) for part in parts if isinstance(part, list))
-    return len(body) // CHARS_PER_TOKEN
+    return _characters(asked) // CHARS_PER_TOKEN
+
+
+def _characters(asked: object) -> int:
+    """Characters of all names and texts in it. A data URL is a file, and no text."""
+    found, left = 0, [asked]
+    while left:
+        one = left.pop()
+        if isinstance(one, dict):
+            found += sum(map(len, one))
+            left += one.values()
+        elif isinstance(one, list):
+            left += one
+        elif isinstance(one, str) and not (one.startswith("data:") and ";base64," in one[:DATA_URL_CHARS]):
+            found += len(one)
+    return found
 
 
 async def _refuse(error: OverloadError, send: Send) -> None:

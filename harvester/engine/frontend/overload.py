@@ -162,11 +162,13 @@ class Overload:
         now_s, awaiting = self._now_s(), self._look()
         if behind and self._behind and self._behind + behind > self._max_waiting:  # one request alone is bounded by its key's limit
             self._refuse(f"{self._behind} choices of other requests wait here", self._behind * self._end_s())
+        prompt_tokens = min(prompt_tokens, self._sizes.context_tokens)
         prompt_s = self._bound_s(StepLoad.prefill(min(prompt_tokens, self._sizes.step_tokens)))
         asked = Asked(requests, ttft_slo_s, prompt_s, prompt_tokens / self._prompt_tokens if self._prompt_tokens else 1.0)
         crowd = self._crowd(awaiting, requests, self._open[key], len(self._open) + (key not in self._open))
-        if self._policy.must_yield(asked, crowd, now_s):
-            self._shared[Field.YIELD_UNTIL_S] = now_s + self._policy.wait_s(asked, crowd, now_s)
+        yield_s = self._policy.yield_s(asked, crowd, now_s)
+        if yield_s:
+            self._shared[Field.YIELD_UNTIL_S] = now_s + yield_s
         retry_s = self._policy.refused_s(asked, crowd, now_s)
         if retry_s is not None:
             self._refuse(f"{awaiting} requests wait for their first token here", retry_s)

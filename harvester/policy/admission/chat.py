@@ -23,7 +23,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from harvester.policy.model.load import StepLoad
 
@@ -41,6 +41,7 @@ OVERLOAD_PROMPTS = 4.0  # with such an SLO, the least bound in an overload, as a
 TYPICAL_ANSWER = 128  # tokens
 KV_SHARE = 0.9  # share of all KV that chats may hold: their lengths differ
 YIELD_SHARE = 0.25  # share of the bound: with a longer wait, batch work pauses
+MAX_LENGTH = 8.0  # times the mean prompt: how much longer than the queue a long one waits, since its length is estimated from characters
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +211,7 @@ class ChatAdmission:
         ahead = crowd.awaiting + asked.requests - 1
         is_model_right = ahead < BACKLOG or not self._is_crowded(crowd, now_s)
         seen_s = None if is_model_right else self._rate.wait_s(ahead, now_s)
-        return asked.prompt_s + max(1.0, asked.length) * (crowd.prompts_s if seen_s is None else seen_s)
+        return asked.prompt_s + min(MAX_LENGTH, max(1.0, asked.length)) * (crowd.prompts_s if seen_s is None else seen_s)
 
     def refused_s(self, asked: Asked, crowd: Crowd, now_s: float) -> float | None:
         """None: the request is let in. Otherwise seconds after which it is worth asking again.
@@ -229,10 +230,14 @@ class ChatAdmission:
             self._overload.refused(self._rate.wait_s(1, now_s) or asked.prompt_s, UNPROMISED_S)
         return max(late_s, wait_s / 2) if is_full else late_s
 
-    def must_yield(self, asked: Asked, crowd: Crowd, now_s: float) -> bool:
-        """Whether batch work must pause so that fewer chat requests are refused."""
+    def yield_s(self, asked: Asked, crowd: Crowd, now_s: float) -> float:
+        """Seconds for which batch work must pause so that fewer chat requests are refused; 0: it need not.
+
+        The wait is that of a prompt of mean length: one long request, which may be refused, does not stop batch work.
+        """
         limit_s = asked.limit_s(is_crowded=True, is_overload=True)
-        return crowd.awaiting > 0 and self.wait_s(asked, crowd, now_s) > YIELD_SHARE * limit_s
+        wait_s = self.wait_s(replace(asked, length=1.0), crowd, now_s)
+        return min(wait_s, limit_s) if crowd.awaiting and wait_s > YIELD_SHARE * limit_s else 0.0
 
     def _limit_s(self, asked: Asked, crowd: Crowd, now_s: float) -> float:
         return asked.limit_s(is_crowded=self._is_crowded(crowd, now_s), is_overload=bool(self._overload))
