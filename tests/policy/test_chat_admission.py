@@ -100,6 +100,13 @@ def test_batch_work_pauses_for_the_queue_and_not_for_the_length_of_one_prompt() 
     assert policy.yield_s(Asked(1, 4.0, 0.1), Crowd(0, 9.0), 0.0) == 0.0
 
 
+def test_a_full_engine_of_unknown_speed_refuses() -> None:
+    policy = ChatAdmission(256)
+    assert policy.refused_s(Asked(1, math.inf, 0.0), Crowd(256, 0.0), 0.0) == 0.0
+    policy.look(1, 255, 1.0)
+    assert policy.refused_s(Asked(1, math.inf, 0.0), Crowd(255, 0.0), 1.0) is None
+
+
 def test_a_key_above_its_part_that_is_refused_makes_no_overload_for_others() -> None:
     policy, asked = busy(10), Asked(1, ttft_slo_s=0.01, prompt_s=0.1)
     assert policy.refused_s(asked, Crowd(40, 0.0, open_requests=40, of_key=39, keys=2), 5.0) is not None

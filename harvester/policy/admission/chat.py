@@ -38,6 +38,7 @@ OWN_SHARE = 0.5  # share of the bound that every key may fill; the rest is for k
 UNPROMISED_S, UNPROMISED_ALONE = 10.0, 4.0  # without an SLO, the allowed TTFT: the first plus so many times its prompt's time
 TIGHT_PROMPTS = 16.0  # an SLO below so many times its prompt's own time cannot be kept by refusing
 OVERLOAD_PROMPTS = 4.0  # with such an SLO, the least bound in an overload, as a multiple of the prompt's own time
+MIN_TOKEN_S = 1e-3  # seconds per first token; before the latency model is ready, a prompt is thought to take none
 TYPICAL_ANSWER = 128  # tokens
 KV_SHARE = 0.9  # share of all KV that chats may hold: their lengths differ
 YIELD_SHARE = 0.25  # share of the bound: with a longer wait, batch work pauses
@@ -189,8 +190,8 @@ class OverloadSpell:
 
     def refused(self, token_s: float, limit_s: float) -> None:
         """Count one more, however many choices it asked for. ``limit_s``: maximum duration of the overload once nobody comes."""
-        self._token_s = token_s
-        self._owed = min(self._owed + 1.0, max(1.0, limit_s / token_s))
+        self._token_s = max(token_s, MIN_TOKEN_S)
+        self._owed = min(self._owed + 1.0, max(1.0, limit_s / self._token_s))
 
 
 class ChatAdmission:
