@@ -7,6 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harvester.policy.order.fair import FairOrder
+from harvester.policy.order.offline import Fair, OfflineRow
+from harvester.policy.parts import OFFLINE_ORDERS, PartsConfig
 
 
 def test_jobs_that_are_equal_take_turns() -> None:
@@ -80,3 +82,33 @@ def test_of_no_jobs_none_is_next() -> None:
 def test_a_weight_that_is_not_positive_is_refused() -> None:
     with pytest.raises(ValueError, match=r"weight=0\.0 of job a must be positive"):
         FairOrder().join("a", 0.0)
+
+
+def test_requests_without_a_job_come_by_arrival_and_rows_of_a_job_by_prefix() -> None:
+    order = Fair()
+    for number, (job, prefix) in enumerate([("", (9,)), ("", (1,)), ("job", (9,)), ("job", (1,))]):
+        order.add(OfflineRow(f"r{number}", job, prefix=prefix, arrival_s=float(number)))
+    assert [row.name for row in order.rows()] == ["r0", "r1", "r3", "r2"]
+
+
+class Counted(OfflineRow):
+    """A row that counts how often a row is looked at by name."""
+
+    looks = 0
+
+    @property
+    def name(self) -> str:
+        Counted.looks += 1
+        return str(self[0])
+
+
+@pytest.mark.parametrize("name", OFFLINE_ORDERS)
+def test_a_row_is_found_without_a_look_at_those_before_it(name: str) -> None:
+    order = OFFLINE_ORDERS[name](PartsConfig())
+    for number in range(1000):
+        order.add(Counted(f"r{number}", "job", arrival_s=float(number)))
+    Counted.looks = 0
+    for number in range(999, -1, -1):
+        order.end(f"r{number}")
+    assert len(order) == 0
+    assert Counted.looks <= 10 * 1000

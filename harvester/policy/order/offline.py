@@ -5,9 +5,9 @@ An order holds every offline row that the engine has, and is told when one waits
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
 from typing import NamedTuple, Protocol
 
@@ -128,7 +128,10 @@ class _Rows:
 
 
 class Fair(_Rows):
-    """Jobs by tokens served over weight. Within a job: rows that lost their KV first, then slice by slice, and by prefix in a slice."""
+    """Jobs by tokens served over weight. Within a job: rows that lost their KV first, then slice by slice, and by prefix in a slice.
+
+    Rows without a job are requests of many clients, and come in order of arrival.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -145,7 +148,7 @@ class Fair(_Rows):
         if row is None:
             return
         rows = self._queues[row.job]
-        rows.pop(next(place for place, other in enumerate(rows) if other.name == name))
+        _remove(rows, row, _place)
         if not rows:
             del self._queues[row.job]
 
@@ -185,8 +188,9 @@ class Fcfs(_Rows):
         insort(self._queue, row, key=_came)
 
     def take(self, name: str) -> None:
-        if self._waiting.pop(name, None) is not None:
-            self._queue.pop(next(place for place, row in enumerate(self._queue) if row.name == name))
+        row = self._waiting.pop(name, None)
+        if row is not None:
+            _remove(self._queue, row, _came)
 
     def end(self, name: str) -> None:
         self.take(name)
@@ -200,8 +204,16 @@ class Fcfs(_Rows):
 
 
 def _place(row: OfflineRow) -> tuple[bool, int, int, tuple[int, ...], float]:
-    return not row.begun, row.priority, row.slice_id, row.prefix, row.arrival_s
+    return not row.begun, row.priority, row.slice_id, row.prefix if row.job else (), row.arrival_s
 
 
 def _came(row: OfflineRow) -> tuple[bool, float]:
     return not row.begun, row.arrival_s
+
+
+def _remove(rows: list[OfflineRow], row: OfflineRow, key: Callable[[OfflineRow], tuple[object, ...]]) -> None:
+    """Take ``row`` out of ``rows``, which are sorted by ``key``."""
+    place = bisect_left(rows, key(row), key=key)
+    while rows[place].name != row.name:
+        place += 1
+    del rows[place]
