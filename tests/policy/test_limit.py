@@ -14,6 +14,7 @@ from harvester.policy.step.slo import FULL_STEP, MIN_PROMPT_CHUNK, limit_s, onli
 from harvester.policy.step.view import StepView
 from harvester.policy.view import Running
 from tests.policy.asked import LIMITS, MODEL, chat, planned_load, prompt, row, slo, view
+from tests.policy.machine import GPU, a_model
 
 SHARED = replace(LIMITS, max_ttft_delay_fraction=0.1, ttft_s=1.0)
 
@@ -119,6 +120,17 @@ def test_a_prompt_whose_first_token_would_come_late_is_cut_only_where_further_st
     arrives = {"online_waiting": 1, "waiting_tokens": 1500, "waiting_due_s": due_s}
     cut = [plan_step(view(*decoding, **arrives), SHARED, slo(MODEL)).budget_tokens is not None for decoding in (few, many)]
     assert cut == [True, False]
+
+
+def test_the_piece_of_a_prompt_does_not_shrink_with_the_number_of_those_that_wait() -> None:
+    """A step computes a few of them, however many there are."""
+    machine = a_model(GPU, 0.05)
+
+    def chunk(waiting: int) -> int:
+        seen = view(*[chat(0.05)] * 100, online_waiting=waiting, waiting_tokens=500 * waiting, waiting_due_s=60.0)
+        return online_work(seen, batch_of(seen.running), LIMITS, machine).prompt_tokens or 0
+
+    assert chunk(2000) == chunk(20) > 1000
 
 
 def test_the_smallest_piece_of_a_prompt_goes_on_beside_any_tpot() -> None:

@@ -103,7 +103,7 @@ def decodes_of(load: StepLoad) -> StepLoad:
 
 
 def online_load(view: StepView, batch: Batch, max_tokens: int | None = None) -> StepLoad:
-    """Load of the online requests: all that run or return, decodes first, then all that wait.
+    """Load of the online requests: all that run or return, decodes first, then those that wait, as far as the step's tokens go.
 
     ``max_tokens``: maximum of the step; None: the view's.
     """
@@ -125,4 +125,7 @@ def online_load(view: StepView, batch: Batch, max_tokens: int | None = None) -> 
         left -= tokens
         load += StepLoad.prefill(tokens, r.context)
     waiting = int(min(view.waiting_tokens, left)) if view.online_waiting else 0
-    return load + StepLoad.prefill(waiting) + StepLoad(seqs=view.online_waiting - 1) if waiting else load
+    if not waiting:
+        return load
+    seqs = math.ceil(view.online_waiting * waiting / view.waiting_tokens)  # those whose tokens are in the step, if all are equally long
+    return load + StepLoad.prefill(waiting) + StepLoad(seqs=seqs - 1)
