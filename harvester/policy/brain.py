@@ -163,14 +163,14 @@ class Brain:
 
     def _ranks(self, view: EngineView) -> dict[str, int]:
         """Ranks of the running online requests and of the first that wait: one per slot, and one per request that the step must skip."""
-        chat = (*view.batch.decoding, *view.batch.prompts) if view.batch is not None else view.running
+        chat = (*view.batch.decoding, *view.batch.drafting, *view.batch.prompts) if view.batch is not None else view.running
         running = [one.name for one in chat if not one.offline]
         return ranked(self._parts.online, running, view.waiting.names, view.max_seqs + view.deferred, view.now_s)
 
     def _step(self, view: EngineView, seen: StepView, batch: Batch) -> StepPlan:
         """`plan_step`, and the newest rows preempted where KV runs out. Rows preempted for chat are noted: admission is not to blame."""
         step = plan_step(seen, self._config, self._parts.budget, batch, self._parts.admission)
-        lost = short_of_kv(view, step, prompts=bool(batch.prompts or batch.prefills))
+        lost = short_of_kv(view, step, prompts=bool(batch.drafting or batch.prompts or batch.prefills))
         if step.preempt or lost:
             self._gave_way.update([view.running[place].name for place in step.preempt])
             self._gave_way.difference_update([view.running[place].name for place in lost])

@@ -46,11 +46,17 @@ class Running(NamedTuple):
     blocks_final: int  # offline: KV blocks when it has made its last allowed token
     blocks_step: int  # KV blocks it must get before it can run this step
     context: int = 0  # tokens computed
-    decoding: bool = False  # its first token is out; ``step_tokens`` beyond one are drafts, or recompute lost KV
+    decoding: bool = False  # its first token is out; ``step_tokens`` beyond one and ``drafts`` recompute lost KV
     due_s: float = math.inf  # when its first token is due; online, while not decoding
     tpot_s: float = math.inf  # TPOT SLO; online
     full_blocks: int = 0  # KV blocks that are computed to their last token; set only where online requests wait and checkpoints are on
     unsaved: int = 0  # those of them that are not in host memory
+    drafts: int = 0  # of ``step_tokens``: proposed by speculative decoding, to be verified
+
+    @property
+    def drafting(self) -> bool:
+        """Whether it decodes with drafts: it computes several tokens, and none of them is a prompt's."""
+        return self.decoding and 1 < self.step_tokens <= 1 + self.drafts
 
 
 Freeing = Callable[[Running], int]  # called for one victim after the other: the KV blocks that each one frees in addition

@@ -30,3 +30,25 @@ def test_the_load_of_a_step_is_that_of_its_requests(tokens: dict[str, int], comp
     output: Any = SimpleNamespace(num_scheduled_tokens=tokens)
     assert load_of(output, computed) == expected
     assert sum((load_of(output, computed, [name]) for name in tokens), StepLoad()) == expected
+
+
+@pytest.mark.parametrize(
+    ("known", "computed", "drafts", "step_tokens", "is_drafting"),
+    [(30, 29, 3, 4, True), (30, 29, 0, 1, False), (30, 5, 0, 25, False), (20, 0, 0, 20, False)],
+    ids=["drafts", "a decode", "lost KV", "a prompt"],
+)
+def test_a_request_that_decodes_with_drafts_says_so(known: int, computed: int, drafts: int, step_tokens: int, is_drafting: bool) -> None:
+    from harvester.engine.vllm.core.reads import running
+
+    request: Any = SimpleNamespace(
+        request_id="chat",
+        priority=0,
+        num_computed_tokens=computed,
+        num_tokens=known,
+        num_tokens_with_spec=known + drafts,
+        num_output_tokens=known - 20,
+        num_output_placeholders=0,
+        arrival_time=0.0,
+    )
+    (found,) = running([request], 16, 512, {}, 0.0)
+    assert (found.step_tokens, found.drafting) == (step_tokens, is_drafting)

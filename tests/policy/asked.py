@@ -18,6 +18,11 @@ def chat(tpot_s: float = 0.1, context: int = 100) -> Running:
     return Running("chat", False, 1, 2, 0, 0, context=context, decoding=True, tpot_s=tpot_s)
 
 
+def drafting(drafts: int = 3, tpot_s: float = 0.1, context: int = 100) -> Running:
+    """A chat that decodes with so many tokens of speculative decoding."""
+    return chat(tpot_s, context)._replace(step_tokens=1 + drafts, drafts=drafts)
+
+
 def prompt(tokens: int = 100, due_s: float = 1.0, context: int = 0) -> Running:
     return Running("chat", False, tokens, 2, 0, 0, context=context, due_s=due_s)
 

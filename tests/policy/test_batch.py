@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from harvester.policy.step.batch import batch_of
 from harvester.policy.view import Running
+from tests.policy.asked import chat, drafting, prompt
 
 TPOTS_S = st.sampled_from([0.05, 0.1, math.inf])
 
@@ -45,6 +46,14 @@ def test_a_batch_that_an_online_prompt_joins_is_the_batch_of_all(
     rest, moved = [row for other, row in enumerate(rows) if other not in gone], place - sum(other < place for other in gone)
     assert batch_of(rows, [place]).with_prompt(place, prompt) == batch_of(rows)
     assert batch_of(rows, [place]).without(gone, rows).with_prompt(moved, prompt) == batch_of(rest)
+
+
+def test_chats_with_drafts_go_before_a_prompt_of_better_rank_and_lost_kv_does_not() -> None:
+    lost = prompt(400)._replace(name="lost", decoding=True)
+    running = [lost, prompt(5000)._replace(name="long"), drafting(), chat(), drafting(1)]
+    batch = batch_of(running, (), {"long": 0, "lost": 1})
+    assert batch.online == [2, 3, 4, 1, 0]
+    assert ([one.step_tokens for one in batch.drafting], batch.prompt_tokens, batch.online_tokens) == ([4, 2], 5400, 5407)
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 3), st.integers(0, 60), st.booleans()), max_size=12))

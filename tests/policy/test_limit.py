@@ -13,7 +13,7 @@ from harvester.policy.step.plan import plan_step
 from harvester.policy.step.slo import FULL_STEP, MIN_PROMPT_CHUNK, limit_s, online_load, online_work
 from harvester.policy.step.view import StepView
 from harvester.policy.view import Running
-from tests.policy.asked import LIMITS, MODEL, chat, planned_load, prompt, row, slo, view
+from tests.policy.asked import LIMITS, MODEL, chat, drafting, planned_load, prompt, row, slo, view
 from tests.policy.machine import GPU, a_model
 
 SHARED = replace(LIMITS, max_ttft_delay_fraction=0.1, ttft_s=1.0)
@@ -136,6 +136,25 @@ def test_the_piece_of_a_prompt_does_not_shrink_with_the_number_of_those_that_wai
 def test_the_smallest_piece_of_a_prompt_goes_on_beside_any_tpot() -> None:
     seen = view(*[chat(1e-6)] * 4, online_waiting=1, waiting_tokens=2000, waiting_due_s=60.0)
     assert plan_step(seen, LIMITS, slo(MODEL)).budget_tokens == 4 + MIN_PROMPT_CHUNK
+
+
+def test_the_drafts_of_those_that_decode_are_never_cut() -> None:
+    chats = [drafting(3, tpot_s=0.03)] * 60
+    seen = view(*chats)
+    assert MODEL.predict(online_load(seen, batch_of(seen.running))) > 0.03, "a longer step than the TPOT allows"
+    online = online_work(seen, batch_of(seen.running), LIMITS, MODEL)
+    assert (online.prompt_tokens, online.load) == (None, online.decodes)
+    assert plan_step(seen, LIMITS, slo(MODEL)).budget_tokens == 4 * 60
+    plan = plan_step(view(*chats, prompt(2000, due_s=60.0)), LIMITS, slo(MODEL))
+    assert plan.run == tuple(range(61))
+    assert plan.budget_tokens == 4 * 60 + MIN_PROMPT_CHUNK
+
+
+def test_drafts_are_a_part_of_what_a_step_holds() -> None:
+    seen = view(chat(), *[drafting(9)] * 3, prompt(50), max_tokens=25)
+    load = online_load(seen, batch_of(seen.running))
+    assert (load.tokens, load.seqs) == (25, 4)
+    assert load == StepLoad.decode(100) + StepLoad.prefill(10, 100) + StepLoad.prefill(10, 100) + StepLoad.prefill(4, 100)
 
 
 # -- chat whose KV is back ------------------------------------------------------------------------------------------------------------

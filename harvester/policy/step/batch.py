@@ -22,6 +22,7 @@ class Batch:
     kept: list[int] = field(default_factory=list)
     online: list[int] = field(default_factory=list)  # those that decode, oldest first, then prompts by rank
     decoding: list[Running] = field(default_factory=list)  # online, one token each
+    drafting: list[Running] = field(default_factory=list)  # online: they decode too, with drafts
     prompts: list[Running] = field(default_factory=list)  # online, by rank
     decodes: list[int] = field(default_factory=list)  # offline, oldest first, as below
     contexts: list[int] = field(default_factory=list)  # tokens computed of each of ``decodes``
@@ -43,12 +44,17 @@ class Batch:
         """Tokens left of all running online prompts."""
         return sum(request.step_tokens for request in self.prompts)
 
+    @property
+    def online_tokens(self) -> int:
+        """Tokens left of all running online requests."""
+        return self.decoding_tokens + sum(request.step_tokens for request in self.drafting) + self.prompt_tokens
+
     def without(self, gone: Sequence[int], rows: Sequence[Running]) -> Batch:
         """The batch once the requests at the places ``gone`` (ascending) have left ``rows``, and those behind have moved up.
 
-        Only for a batch without prompts.
+        Only for a batch in which each request decodes one token.
         """
-        assert not [*self.prompts, *self.prefills], "prompts that run are looked at in each step"
+        assert not [*self.drafting, *self.prompts, *self.prefills], "what computes several tokens is looked at in each step"
         left = [rows[place] for place in gone]
         lost = [one for one in left if one.offline]
         contexts = list(self.contexts)
@@ -73,6 +79,7 @@ class Batch:
     def with_prompt(self, place: int, row: Running) -> Batch:
         """The batch plus an online prompt at its ``place``, which `batch_of` had left out. The batch must hold no other prompt of chat."""
         assert row.step_tokens > 1, "what computes one token stands among the decodes"
+        assert not row.drafting, "so does what decodes with drafts"
         return replace(
             self,
             kept=list(range(len(self.kept) + 1)),
@@ -103,7 +110,8 @@ class Batch:
     def _take_chat(self, requests: list[Running]) -> None:
         """Set the online requests and their sums. ``requests``: in the order of ``online``."""
         self.decoding = [one for one in requests if one.step_tokens <= 1]
-        self.prompts = [one for one in requests if one.step_tokens > 1] if len(self.decoding) < len(requests) else []
+        several = [one for one in requests if one.step_tokens > 1] if len(self.decoding) < len(requests) else []
+        self.drafting, self.prompts = [one for one in several if one.drafting], [one for one in several if not one.drafting]
         self.decoding_tokens = sum([one.step_tokens for one in self.decoding])
         self.decoding_context = sum([one.context for one in self.decoding])
         self.chat_blocks = sum([one.blocks_now for one in requests])
@@ -160,8 +168,13 @@ def _with_rows(batch: Batch, running: Sequence[Running], offline: list[int]) -> 
 def _with_chat(batch: Batch, running: Sequence[Running], chat: list[int], ranks: Mapping[str, int]) -> None:
     requests = [running[place] for place in chat]
     if max([one.step_tokens for one in requests]) > 1:
-        chat.sort(key=lambda place: (1, ranks.get(running[place].name, len(ranks))) if running[place].step_tokens > 1 else (0, 0))
+        chat.sort(key=lambda place: _turn(running[place], ranks))
         requests = [running[place] for place in chat]
     batch.online = chat
     batch.step_blocks += sum([one.blocks_step for one in requests])
     batch._take_chat(requests)
+
+
+def _turn(one: Running, ranks: Mapping[str, int]) -> tuple[int, int]:
+    """Decodes go first, with drafts or without: a prompt may take all tokens of the step."""
+    return (0, 0) if one.step_tokens <= 1 or one.drafting else (1, ranks.get(one.name, len(ranks)))

@@ -11,7 +11,7 @@ from harvester.policy.model.load import StepLoad
 from harvester.policy.step.batch import Batch
 from harvester.policy.step.budget import Prompts, longest_decode, offline_budget
 from harvester.policy.step.guarantee import stretched_s
-from harvester.policy.step.slo import Online, added_s, decodes_of, online_work
+from harvester.policy.step.slo import Online, added_s, online_work
 from harvester.policy.step.view import StepPlan, StepView
 from harvester.policy.view import PolicyConfig
 
@@ -105,7 +105,7 @@ def _budgeted(view: StepView, batch: Batch, config: PolicyConfig, model: Latency
     load, alone_s = online.load, model.predict(online.load)
     # `offline_budget` uses the margin over all steps, short ones included: convert the limit to the margin of this length.
     step_s *= model.margin / model.margin_at(step_s) if step_s < math.inf else 1.0
-    step_s = min(step_s, model.margin * (alone_s + added_s(view, batch, config, alone_s, model.predict(decodes_of(load)))))
+    step_s = min(step_s, model.margin * (alone_s + added_s(view, batch, config, alone_s, model.predict(online.decodes))))
     if not (model.ready and model.knows(load)) and _is_unpromised(view, batch, config):
         step_s = -1.0  # the time of chat alone is not known: a step of chat alone will tell
     step_s = stretched_s(step_s, view, model.margin * alone_s)
@@ -139,10 +139,10 @@ def _budgeted(view: StepView, batch: Batch, config: PolicyConfig, model: Latency
 def _whole(view: StepView, batch: Batch, online: Online, offline_tokens: int) -> int | None:
     """Tokens of the whole step; None where waiting prompts may take all that it can hold."""
     if online.prompt_tokens is not None:
-        return online.load.decode_seqs + online.prompt_tokens + offline_tokens
+        return online.decodes.tokens + online.prompt_tokens + offline_tokens
     if view.online_waiting:
         return None
-    return len(batch.decoding) + batch.prompt_tokens + view.returning_tokens + offline_tokens
+    return batch.online_tokens + view.returning_tokens + offline_tokens
 
 
 def _max_tokens(view: StepView, config: PolicyConfig, model: LatencyModel, load: StepLoad) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from harvester.policy.model.latency import LatencyModel
@@ -11,7 +12,7 @@ from harvester.policy.step.batch import Batch
 from harvester.policy.step.budget import Prompts, offline_budget
 from harvester.policy.step.preempt import PLANNED_SLOWDOWN
 from harvester.policy.step.view import StepView
-from harvester.policy.view import PolicyConfig
+from harvester.policy.view import PolicyConfig, Running
 
 MIN_PROMPT_CHUNK = 64  # tokens
 CUT_GAIN = 1.05  # times the TPOT SLO: a step up to this long is not cut, since that saves less than the step it adds
@@ -20,9 +21,12 @@ FULL_STEP = 4.0  # times its decodes alone: a step to which offline work adds so
 
 @dataclass(frozen=True, slots=True)
 class Online:
-    """The online work of a step. ``prompt_tokens``: most that fit, of all prompts together; None: as many as there are."""
+    """The online work of a step. ``decodes``: the same without prompts. ``prompt_tokens``: most that fit, of all prompts together; None: as
+    many as there are.
+    """
 
     load: StepLoad
+    decodes: StepLoad
     prompt_tokens: int | None
 
 
@@ -34,8 +38,7 @@ def limit_s(view: StepView, batch: Batch) -> float:
     """
     slack_s = first_token_slack_s(view, batch)
     if view.max_tokens is not None and slack_s > 0:
-        tokens = batch.decoding_tokens + batch.prompt_tokens
-        slack_s /= max(1, math.ceil((tokens + view.waiting_tokens) / view.max_tokens))
+        slack_s /= max(1, math.ceil((batch.online_tokens + view.waiting_tokens) / view.max_tokens))
     return min(batch.tpot_s, slack_s)
 
 
@@ -76,56 +79,59 @@ def online_work(view: StepView, batch: Batch, config: PolicyConfig, model: Laten
     steps must delay first tokens by less than `PolicyConfig.max_ttft_delay_fraction` of the TTFT SLO. Each extra step costs one more
     round of decodes.
     """
-    whole = online_load(view, batch)
-    if whole.prefill_tokens == 0 or batch.tpot_s == math.inf:
-        return Online(whole, None)
+    decodes = _decodes(view, batch)
+    whole = _with_prompts(decodes, view, batch, view.max_tokens)
+    tokens = whole.tokens - decodes.tokens
+    if tokens == 0 or batch.tpot_s == math.inf:
+        return Online(whole, decodes, None)
     margin = model.margin_at(batch.tpot_s)
     if margin * model.predict(whole) <= CUT_GAIN * batch.tpot_s:
-        return Online(whole, None)
-    decodes = decodes_of(whole)
-    behind = round(whole.prefill_attention / whole.prefill_tokens)
-    prompts = Prompts([(whole.prefill_tokens, behind)])
-    beside = decodes + StepLoad(seqs=max(0, whole.seqs - whole.decode_seqs - 1))
-    fit = offline_budget(model, beside, batch.tpot_s * model.margin / margin, (), prompts, whole.prefill_tokens)
+        return Online(whole, decodes, None)
+    behind = round((whole.prefill_attention - decodes.prefill_attention) / tokens)
+    beside = decodes + StepLoad(seqs=max(0, whole.seqs - decodes.seqs - 1))
+    fit = offline_budget(model, beside, batch.tpot_s * model.margin / margin, (), Prompts([(tokens, behind)]), tokens)
     chunk = max(MIN_PROMPT_CHUNK, fit.prefill_tokens)
     steps = math.ceil((view.waiting_tokens + batch.prompt_tokens) / chunk)
     in_time = steps * batch.tpot_s <= first_token_slack_s(view, batch)
-    if chunk >= whole.prefill_tokens or not (
-        in_time or (steps - 1) * model.predict(decodes) <= config.max_ttft_delay_fraction * config.ttft_s
-    ):
-        return Online(whole, None)
-    return Online(online_load(view, batch, whole.decode_seqs + chunk), chunk)
+    if chunk >= tokens or not (in_time or (steps - 1) * model.predict(decodes) <= config.max_ttft_delay_fraction * config.ttft_s):
+        return Online(whole, decodes, None)
+    return Online(_with_prompts(decodes, view, batch, decodes.tokens + chunk), decodes, chunk)
 
 
-def decodes_of(load: StepLoad) -> StepLoad:
-    """``load`` without its prompts."""
-    return StepLoad(0, 0.0, load.decode_seqs, load.decode_context, load.decode_seqs)
+def online_load(view: StepView, batch: Batch) -> StepLoad:
+    """Load of the online requests: all that run or return, decodes first, then those that wait, as far as the step's tokens go."""
+    return _with_prompts(_decodes(view, batch), view, batch, view.max_tokens)
 
 
-def online_load(view: StepView, batch: Batch, max_tokens: int | None = None) -> StepLoad:
-    """Load of the online requests: all that run or return, decodes first, then those that wait, as far as the step's tokens go.
-
-    ``max_tokens``: maximum of the step; None: the view's.
-    """
-    most = view.max_tokens if max_tokens is None else max_tokens
-    left = math.inf if most is None else most
+def _decodes(view: StepView, batch: Batch) -> StepLoad:
+    """Load of the online requests that decode, and of those that return. One with drafts computes several tokens, and counts as a chunk."""
+    most = math.inf if view.max_tokens is None else view.max_tokens
     seqs, decodes, contexts = len(batch.decoding), batch.decoding_tokens, batch.decoding_context
-    if seqs > left:
-        decoding = batch.decoding[: int(left)]
+    if seqs > most:
+        decoding = batch.decoding[: int(most)]
         seqs, decodes, contexts = len(decoding), sum(r.step_tokens for r in decoding), sum(r.context for r in decoding)
-    left -= decodes
-    load = StepLoad(0, 0.0, decodes, contexts, seqs)
+    load = _first(batch.drafting, StepLoad(0, 0.0, decodes, contexts, seqs), most)
     if view.returning_tokens:
         load += StepLoad(0, 0.0, view.returning_tokens, view.returning_context, view.returning_tokens)
-        left = max(0, left - view.returning_tokens)
-    for r in batch.prompts:
-        tokens = int(min(r.step_tokens, left))
-        if tokens <= 0:
-            break
-        left -= tokens
-        load += StepLoad.prefill(tokens, r.context)
-    waiting = int(min(view.waiting_tokens, left)) if view.online_waiting else 0
-    if not waiting:
+    return load
+
+
+def _with_prompts(decodes: StepLoad, view: StepView, batch: Batch, max_tokens: int | None) -> StepLoad:
+    """``decodes`` plus the online prompts, first those that run and then those that wait, within ``max_tokens`` (None: no bound)."""
+    most = math.inf if max_tokens is None else max_tokens
+    load = _first(batch.prompts, decodes, most)
+    waiting = int(min(view.waiting_tokens, most - load.tokens)) if view.online_waiting else 0
+    if waiting <= 0:
         return load
     seqs = math.ceil(view.online_waiting * waiting / view.waiting_tokens)  # those whose tokens are in the step, if all are equally long
     return load + StepLoad.prefill(waiting) + StepLoad(seqs=seqs - 1)
+
+
+def _first(requests: Sequence[Running], load: StepLoad, most: float) -> StepLoad:
+    """``load`` plus the first of ``requests``, until it has ``most`` tokens."""
+    for one in requests:
+        tokens = int(min(one.step_tokens, most - load.tokens))
+        if tokens <= 0:
+            break
+        load += StepLoad.prefill(tokens, one.context)
+    return load
