@@ -181,7 +181,7 @@ class Brain:
         space = step.offline_slots, step.offline_blocks
         if view.online_waiting or space[0] <= 0:
             return ()
-        return self._parts.admission.admitted(self._parts.offline.rows(), space, view, batch, self._config)
+        return self._parts.admission.admitted(self._parts.offline.rows, space, view, batch, self._config)
 
     def _step_view(self, view: EngineView, ranks: Mapping[str, int]) -> StepView:
         parts, now_s = self._parts, view.now_s

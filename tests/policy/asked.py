@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from harvester.policy.admission.rule import Rows
 from harvester.policy.model.latency import LatencyModel, StepLoad
+from harvester.policy.order.offline import OfflineRow
 from harvester.policy.step.batch import batch_of
 from harvester.policy.step.share import Budget, FixedShare, SloBudget
 from harvester.policy.step.slo import online_work
@@ -29,6 +33,11 @@ def prompt(tokens: int = 100, due_s: float = 1.0, context: int = 0) -> Running:
 
 def row(step_tokens: int = 1, context: int = 100) -> Running:
     return Running("row", True, step_tokens, 10, 10, 0, context=context, decoding=step_tokens == 1)
+
+
+def rows_of(waiting: Sequence[OfflineRow]) -> Rows:
+    """``waiting`` as an admission reads them."""
+    return lambda passed: (one for one in waiting if one.job not in passed)
 
 
 def view(*running: Running, **fields: object) -> StepView:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Sequence
 from itertools import islice
 
 import pytest
@@ -34,8 +34,8 @@ class OneByOne(online.Fcfs):
 class SmallestFirst(offline.Fcfs):
     """The row that needs the least KV."""
 
-    def rows(self) -> Iterator[OfflineRow]:
-        return iter(sorted(self._queue, key=lambda row: row.final_blocks))
+    def rows(self, passed: Container[str] = ()) -> Iterator[OfflineRow]:
+        return iter(sorted(super().rows(passed), key=lambda row: row.final_blocks))
 
 
 class Half(WorstCase):

@@ -19,7 +19,7 @@ from harvester.policy.step.batch import batch_of
 from harvester.policy.step.view import Guarantee, StepPlan, StepView
 from harvester.policy.view import EngineView, PolicyConfig, Running
 from harvester.policy.waiting import WaitingOnline
-from tests.policy.asked import view
+from tests.policy.asked import rows_of, view
 
 BLOCK = 16
 LIMITS = PolicyConfig(reserved_slots=0, reserved_kv=0.0, offline_step_tokens=64)
@@ -147,7 +147,7 @@ def seen(rows: list[OfflineRow], total: int, **fields: object) -> StepView:
 def admitted(rule: Expected, waiting: list[OfflineRow], at: StepView) -> int:
     at = replace(at, offline_next_blocks=waiting[0].blocks)
     batch = batch_of(at.running)
-    return len(rule.admitted(waiting, rule.space(at, batch, LIMITS), at, batch, LIMITS))
+    return len(rule.admitted(rows_of(waiting), rule.space(at, batch, LIMITS), at, batch, LIMITS))
 
 
 def knowing(tokens: int, jobs: str = "job") -> Expected:
@@ -201,6 +201,17 @@ def test_a_margin_keeps_rows_out() -> None:
     assert admitted(rule, WAITING, at) < before
 
 
+def test_a_row_that_needs_the_margin_keeps_those_behind_it_out_until_no_other_runs_and_then_takes_it() -> None:
+    large = a_row("large", prompt=15_000, most=750)  # 15,758 tokens with half a block, of 15,680 without the margin, or 16,000
+    waiting = [large, *WAITING[:3]]
+    beside = seen([a_row("r")], 1000)
+    chat = Running("chat", False, 1, 5, 0, 0, 5 * BLOCK - 1, True)
+    alone = replace(seen([], 1000), running=[chat], free_blocks=995)
+    assert admitted(Expected(), waiting, beside) == 0
+    assert admitted(Expected(), waiting, alone) == 1
+    assert admitted(Expected(), waiting, replace(alone, running=[chat._replace(blocks_now=20, context=20 * BLOCK - 1)])) == 3, "for chat"
+
+
 def test_chat_and_its_reserve_are_kept_out_of_the_curve_and_a_guarantee_opens_the_reserve() -> None:
     rule, rows = knowing(100), [a_row("r")]
     alone = seen(rows, 1000)
@@ -235,7 +246,8 @@ def test_prompts_take_what_is_free_beside_those_that_are_not_computed_yet() -> N
     at = seen([a_row("r")], 1000)
     at = replace(at, running=[*at.running, prompt], free_blocks=14)
     assert knowing(17).space(at, batch_of(at.running), LIMITS) == (254, 6)
-    assert len(knowing(17).admitted(WAITING, (254, 6), seen([a_row("r")], 1000), batch_of([running(a_row("r"))]), LIMITS)) == 1
+    at = seen([a_row("r")], 1000)
+    assert len(knowing(17).admitted(rows_of(WAITING), (254, 6), at, batch_of(at.running), LIMITS)) == 1
 
 
 def later(at: StepView, tokens: int) -> StepView:

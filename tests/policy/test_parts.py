@@ -12,7 +12,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from harvester.policy.admission.rule import MAX_PASSED, Admission, reserved
+from harvester.policy.admission.rule import MAX_PASSED, MAX_PASSED_OF_JOB, Admission, reserved
 from harvester.policy.kv.checkpoint import CPU_COST, Holder, Thresholds
 from harvester.policy.kv.policy import Checkpoints, CopyState, KvPolicy, NoCheckpoints
 from harvester.policy.model.latency import LatencyModel
@@ -23,7 +23,7 @@ from harvester.policy.step.batch import batch_of
 from harvester.policy.step.view import Guarantee, StepView
 from harvester.policy.view import EngineView, Running
 from harvester.policy.waiting import Waiting, WaitingOnline
-from tests.policy.asked import LIMITS, MODEL, chat, prompt, row, view
+from tests.policy.asked import LIMITS, MODEL, chat, prompt, row, rows_of, view
 
 SETTINGS = settings(max_examples=15, stateful_step_count=25, deadline=None)
 CONFIG = PartsConfig(mlfq_levels=5, first_slots=3, first_blocks=20)
@@ -168,6 +168,7 @@ class OfflineOrders(RuleBasedStateMachine):
         assert sorted(rows) == sorted(self.waits.values())
         assert len(self.order) == len(rows)
         assert list(self.order.rows()) == rows
+        assert list(self.order.rows({"a", "c"})) == [one for one in rows if one.job == "b"]
         for job in "abc":
             begun = [one.begun for one in rows if one.job == job]
             assert begun == sorted(begun, reverse=True)
@@ -181,6 +182,17 @@ class OfflineOrders(RuleBasedStateMachine):
         check = getattr(self.order, "check", None)
         if check is not None:
             check()
+
+
+@pytest.mark.parametrize("name", OFFLINE_ORDERS)
+def test_a_job_that_is_passed_while_its_rows_are_read_has_no_more(name: str) -> None:
+    order, passed = OFFLINE_ORDERS[name](CONFIG), set[str]()
+    for number, job in enumerate("aaab"):
+        order.add(OfflineRow(f"{job}{number}", job, arrival_s=float(number)))
+    rows = order.rows(passed)
+    assert next(rows).name == "a0"
+    passed.add("a")
+    assert [one.name for one in rows] == ["b3"]
 
 
 @pytest.mark.parametrize("name", OFFLINE_ORDERS)
@@ -214,7 +226,7 @@ def admits(admission: Admission, rows: list[OfflineRow], seen: StepView) -> tupl
     """The rows admitted, asked for as the brain does."""
     seen = replace(seen, offline_next_blocks=admission.blocks(rows[0]) if rows else 0)
     batch = batch_of(seen.running)
-    return admission.admitted(rows, admission.space(seen, batch, LIMITS), seen, batch, LIMITS)
+    return admission.admitted(rows_of(rows), admission.space(seen, batch, LIMITS), seen, batch, LIMITS)
 
 
 def an_admission(name: str, ended: list[int]) -> Admission:
@@ -251,11 +263,11 @@ def test_the_rows_that_are_admitted_are_the_first_and_fit(
     name: str, rows: list[OfflineRow], ended: list[int], slots: int, blocks: int
 ) -> None:
     admission, seen = an_admission(name, ended), view(row(), free_blocks=500, total_blocks=1000)
-    found = admission.admitted(rows, (slots, blocks), seen, batch_of(seen.running), LIMITS)
+    found = admission.admitted(rows_of(rows), (slots, blocks), seen, batch_of(seen.running), LIMITS)
     assert found == tuple(one.name for one in rows[: len(found)])
     assert len(found) <= max(0, slots)
     assert not found or sum(admission.blocks(one) for one in rows[: len(found)]) <= blocks
-    assert admission.admitted(rows, (slots, blocks), seen, batch_of(seen.running), LIMITS) == found
+    assert admission.admitted(rows_of(rows), (slots, blocks), seen, batch_of(seen.running), LIMITS) == found
 
 
 @pytest.mark.parametrize("name", ADMISSIONS)
@@ -279,7 +291,10 @@ def test_a_row_too_large_beside_chat_keeps_no_other_out(name: str) -> None:
     large, small = waiting_row(1, 1400, 0, 100), waiting_row(2, 40, 0, 20)
     seen = view(chat(), max_seqs=8, free_blocks=100, total_blocks=102, reserve=(4, 40))
     assert admits(admission, [large, small], seen) == (small.name,)
-    assert admits(admission, [large] * MAX_PASSED + [small], seen) == (), "nobody looks through thousands of them in each step"
+    many, others = [large] * MAX_PASSED_OF_JOB, [large._replace(job=f"j{number % 99}") for number in range(MAX_PASSED)]
+    assert admits(admission, [*many, small], seen) == (), "nobody looks through thousands of them in each step"
+    assert admits(admission, [*many, small._replace(job="other")], seen) == (small.name,)
+    assert admits(admission, [*others, small], seen) == ()
     idle = view(max_seqs=8, free_blocks=102, total_blocks=102)
     assert admits(admission, [large, small], idle)[0] == large.name, "it comes when chat is gone"
 

@@ -8,12 +8,11 @@ grows.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import chain
 from typing import NamedTuple
 
 from harvester.policy.admission.curve import Curve, Row
 from harvester.policy.admission.margin import KvMargin
-from harvester.policy.admission.rule import Space, kept, passing
+from harvester.policy.admission.rule import Rows, Space, kept, passing
 from harvester.policy.bisection import largest_from_below
 from harvester.policy.model.lengths import AnswerLengths
 from harvester.policy.order.offline import OfflineRow
@@ -69,21 +68,21 @@ class Expected:
         least = (0, 0) if view.running else (1, view.offline_next_blocks)
         return opened((max(slots, least[0]), max(free - kept_blocks, least[1])), view, batch, free, held)
 
-    def admitted(self, rows: Iterable[OfflineRow], space: Space, view: StepView, batch: Batch, config: PolicyConfig) -> tuple[str, ...]:
-        """O(running); O(1) while the same row is refused. Shared KV is counted in full for new rows, and discounted for running ones."""
+    def admitted(self, rows: Rows, space: Space, view: StepView, batch: Batch, config: PolicyConfig) -> tuple[str, ...]:
+        """O(running); O(1) while the same row is refused. Shared KV is counted in full for new rows, and discounted for running ones.
+
+        A row by itself may take the margin too: none lacks KV because it is longer than expected.
+        """
         self._take_back()
         self._kv_tokens = view.total_blocks * view.block_tokens
-        waiting = iter(rows)
-        first = next(waiting, None)
-        if first is None:  # most steps: nothing else is looked at
+        if next(iter(rows(())), None) is None:  # most steps: nothing else is looked at
             return ()
         if self._version != self.lengths.version:
             self._by_name, self._version = {}, self.lengths.version
         idle = not view.running and not view.loading_rows
         held = _held(view, batch)
-        cap = self._cap_tokens(view, batch, config, held)
-        waiting = chain((first,), waiting)
-        queue = _Queue(waiting if idle else passing(waiting, lambda row: self._fits_alone(row, view.block_tokens, cap)), space)
+        cap, alone_cap = (_cap_tokens(view, batch, config, held, margin) for margin in (self.margin.share, 0.0))
+        queue = _Queue(rows(()) if idle else passing(rows, lambda row: self._fits_alone(row, view.block_tokens, alone_cap)), space)
         if not queue.reach(1):
             return ()
         if not idle and self._is_still_refused(queue.found[0].name, view, batch, cap):
@@ -91,12 +90,13 @@ class Expected:
         self._follow(view, batch)
         shared = _shared_tokens(view, batch, held)
         spare = view.block_tokens / 2 - shared
+        others = bool(batch.decodes or batch.prefills or view.loading_rows)
 
         def fits(count: int) -> bool:
             if not queue.reach(count):
                 return False
             more = [(_left(self._length(row), row.tokens), row.tokens + shared) for row in queue.found[:count]]
-            return (idle and count == 1) or self._curve.peak_tokens(more, spare) <= cap
+            return (idle and count == 1) or self._curve.peak_tokens(more, spare) <= (cap if others or count > 1 else alone_cap)
 
         admitted = queue.found[: largest_from_below(space[0], fits)]
         if not admitted:
@@ -132,14 +132,6 @@ class Expected:
         if before is None or now[:3] != before[:3]:
             return False
         return now.cap <= before.cap and 0 <= now.context - before.context < LOOK_AGAIN
-
-    def _cap_tokens(self, view: StepView, batch: Batch, config: PolicyConfig, held: tuple[int, int]) -> float:
-        """Maximum peak of the curve: all KV less chat's, the margin and the reserve, of which the guarantee may open a part."""
-        blocks = (1.0 - self.margin.share) * view.total_blocks - _others(view, batch, held)
-        cap = blocks - kept(view, config)[1]
-        if view.guarantee is not None:
-            cap = max(cap, min(blocks, view.guarantee.share * view.total_blocks))
-        return cap * view.block_tokens
 
     def _follow(self, view: StepView, batch: Batch) -> None:
         """Update the curve to the rows that run and those whose KV is read back."""
@@ -212,6 +204,15 @@ def _refusal(name: str, view: StepView, batch: Batch, cap: float) -> _Refused:
     if newest is None:
         return _Refused(name, rows, "", 0, cap)
     return _Refused(name, rows, view.running[newest].name, view.running[newest].context, cap)
+
+
+def _cap_tokens(view: StepView, batch: Batch, config: PolicyConfig, held: tuple[int, int], margin: float) -> float:
+    """Maximum peak of the curve: all KV less chat's, the ``margin`` and the reserve, of which the guarantee may open a part."""
+    blocks = (1.0 - margin) * view.total_blocks - _others(view, batch, held)
+    cap = blocks - kept(view, config)[1]
+    if view.guarantee is not None:
+        cap = max(cap, min(blocks, view.guarantee.share * view.total_blocks))
+    return cap * view.block_tokens
 
 
 def _pending(view: StepView, batch: Batch) -> int:

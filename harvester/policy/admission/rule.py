@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Iterator
 from typing import Protocol
 
 from harvester.policy.order.offline import OfflineRow
@@ -11,10 +12,13 @@ from harvester.policy.step.guarantee import opened
 from harvester.policy.step.view import StepView
 from harvester.policy.view import PolicyConfig
 
-MAX_PASSED = 64  # rows too large for now that are skipped in a step
+MAX_PASSED, MAX_PASSED_OF_JOB = 256, 16  # rows too large for now that are skipped in a step: of all jobs, and of one
 
 Space = tuple[int, int]
 """Slots, and KV blocks as an admission counts them, that new offline requests may take."""
+
+Rows = Callable[[Container[str]], Iterable[OfflineRow]]
+"""The waiting rows in their order, without those of the given jobs: `OfflineOrder.rows`."""
 
 
 class Admission(Protocol):
@@ -26,7 +30,7 @@ class Admission(Protocol):
     def space(self, view: StepView, batch: Batch, config: PolicyConfig) -> Space:
         """The slots and KV blocks that new rows may take. An idle engine always admits one row."""
 
-    def admitted(self, rows: Iterable[OfflineRow], space: Space, view: StepView, batch: Batch, config: PolicyConfig) -> tuple[str, ...]:
+    def admitted(self, rows: Rows, space: Space, view: StepView, batch: Batch, config: PolicyConfig) -> tuple[str, ...]:
         """Names of those of ``rows`` that are admitted within ``space``, in order. A row that does not fit blocks those behind it, or it
         would wait for ever. One that would not fit even if no other row ran is skipped: it waits for chat, not for rows. May be called
         again for the same step."""
@@ -51,11 +55,11 @@ class WorstCase:
         least = (0, 0) if view.running else (1, view.offline_next_blocks)
         return opened((max(slots, least[0]), max(free - kept_blocks, least[1])), view, batch, free, batch.final_blocks)
 
-    def admitted(self, rows: Iterable[OfflineRow], space: Space, view: StepView, batch: Batch, config: PolicyConfig) -> tuple[str, ...]:
+    def admitted(self, rows: Rows, space: Space, view: StepView, batch: Batch, config: PolicyConfig) -> tuple[str, ...]:
         slots, blocks = space
         names: list[str] = []
         most = view.total_blocks - kept(view, config)[1] - batch.chat_blocks
-        waiting = passing(rows, lambda row: row.final_blocks <= most) if view.running else rows
+        waiting = passing(rows, lambda row: row.final_blocks <= most) if view.running else rows(())
         for row in waiting if slots > 0 else ():
             blocks -= self.blocks(row)
             if blocks < 0:
@@ -72,13 +76,20 @@ class WorstCase:
         """KV never runs out for it."""
 
 
-def passing(rows: Iterable[OfflineRow], fits_alone: Callable[[OfflineRow], bool]) -> Iterator[OfflineRow]:
-    """Skip rows that would not fit even if no other row ran, so that they block nobody. Ends after `MAX_PASSED` of them."""
-    passed = 0
-    for row in rows:
+def passing(rows: Rows, fits_alone: Callable[[OfflineRow], bool]) -> Iterator[OfflineRow]:
+    """Skip rows that would not fit even if no other row ran, so that they block nobody.
+
+    After `MAX_PASSED_OF_JOB` of one job the rest of it is skipped; ends after `MAX_PASSED`.
+    """
+    skipped, passed = Counter[str](), set[str]()
+    for row in rows(passed):
         if fits_alone(row):
             yield row
-        elif (passed := passed + 1) == MAX_PASSED:
+            continue
+        skipped[row.job] += 1
+        if skipped[row.job] == MAX_PASSED_OF_JOB:
+            passed.add(row.job)
+        if skipped.total() == MAX_PASSED:
             return
 
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from itertools import chain
+from collections.abc import Callable, Container, Iterator, Mapping
+from itertools import chain, takewhile
 from typing import NamedTuple, Protocol
 
 from harvester.policy.order.fair import FairOrder
@@ -67,8 +67,8 @@ class OfflineOrder(Protocol):
     def known(self) -> Mapping[str, OfflineRow]:
         """The rows that have not ended, by name, each as it was when it waited last."""
 
-    def rows(self) -> Iterator[OfflineRow]:
-        """The waiting rows, in the order of admission."""
+    def rows(self, passed: Container[str] = ()) -> Iterator[OfflineRow]:
+        """The waiting rows, in the order of admission, without those of the jobs ``passed``, to which more may come while they are read."""
 
     def guarantee(self) -> Guarantee | None:
         """The largest guarantee of a job with rows; None where no job has one."""
@@ -162,13 +162,13 @@ class Fair(_Rows):
         if job in self._fair:
             self._fair.charge(job, tokens)
 
-    def rows(self) -> Iterator[OfflineRow]:
+    def rows(self, passed: Container[str] = ()) -> Iterator[OfflineRow]:
         jobs = dict.fromkeys(self._queues)
         while jobs:
             job = self._fair.next(jobs)
             assert job is not None
             del jobs[job]
-            yield from self._queues[job]
+            yield from takewhile(lambda row: row.job not in passed, self._queues[job])
 
     def check(self) -> None:
         super().check()
@@ -199,8 +199,8 @@ class Fcfs(_Rows):
     def charge(self, job: str, tokens: float) -> None:
         """What was served changes nothing."""
 
-    def rows(self) -> Iterator[OfflineRow]:
-        return iter(self._queue)
+    def rows(self, passed: Container[str] = ()) -> Iterator[OfflineRow]:
+        return (row for row in self._queue if row.job not in passed)
 
 
 def _place(row: OfflineRow) -> tuple[bool, int, int, tuple[int, ...], float]:
