@@ -238,12 +238,9 @@ class Brain:
             return frozenset()
         if len(self._online) <= view.max_seqs and len(ranks) == len(self._online):
             return frozenset()
-        running, waiting = view.running, view.waiting
-        online = {one.name: i for i in step.run if not (one := running[i]).offline}
-
-        def needs(name: str) -> int | None:
-            one = waiting.get(name)
-            return None if one is None else one.blocks
-
-        out = left_out(online.keys(), needs, ranks, view.max_seqs, view.free_blocks)
-        return frozenset(online[name] for name in out)
+        running, bounds = view.running, [bound for bound in (view.max_tokens, step.budget_tokens) if bound is not None]
+        online = {one.name: one.step_tokens for i in step.run if not (one := running[i]).offline}
+        offline = sum([running[i].step_tokens for i in step.run if running[i].offline]) if len(online) < len(step.run) else 0
+        tokens = min(bounds, default=math.inf) - offline
+        out = left_out(online, view.waiting.get, ranks, view.max_seqs, view.free_blocks, tokens)
+        return frozenset([i for i in step.run if running[i].name in out]) if out else frozenset()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -13,8 +14,14 @@ from harvester.policy.order.mlfq import Mlfq
 from harvester.policy.order.online import MIN_QUANTUM_S, STEPS, Fcfs, OnlineRequest, SkipJoin
 from harvester.policy.order.turns import left_out, ranked
 from harvester.policy.parts import ONLINE_ORDERS, PartsConfig
+from harvester.policy.waiting import Waiting, WaitingOnline
 
 RANKS = {name: place for place, name in enumerate("abcdef")}
+
+
+def waits(blocks: dict[str, int], tokens: int = 1) -> Callable[[str], Waiting | None]:
+    """Waiting requests that need so many KV blocks, each with ``tokens``."""
+    return WaitingOnline(Waiting(name, tokens, count, math.inf) for name, count in blocks.items()).get
 
 
 @pytest.mark.parametrize(
@@ -51,7 +58,7 @@ RANKS = {name: place for place, name in enumerate("abcdef")}
     ],
 )
 def test_a_slot_goes_to_the_first_in_order_that_finds_kv(running: str, waiting: dict[str, int], slots: int, free: int, out: str) -> None:
-    assert left_out(running, waiting.get, RANKS, slots, free) == set(out)
+    assert left_out(dict.fromkeys(running, 1), waits(waiting), RANKS, slots, free) == set(out)
 
 
 @given(
@@ -59,13 +66,39 @@ def test_a_slot_goes_to_the_first_in_order_that_finds_kv(running: str, waiting: 
 )
 def test_nobody_sits_out_for_less_than_a_full_batch(held: set[str], come: dict[str, int], slots: int, free: int) -> None:
     running, waiting = sorted(held), {name: blocks for name, blocks in come.items() if name not in held}
-    out = left_out(running, waiting.get, RANKS, slots, free)
+    out = left_out(dict.fromkeys(running, 1), waits(waiting), RANKS, slots, free)
     assert out <= held
     assert len(held - out) <= slots
     # Requests that sit out rank behind all that stay, and as many others are admitted.
     assert all(RANKS[name] > RANKS[stays] for name in out for stays in held - out)
     assert len(held) <= slots or len(out) >= len(held) - slots
     assert not out or len(held - out) + sum(blocks <= free for blocks in waiting.values()) >= slots
+
+
+@pytest.mark.parametrize(
+    ("running", "slots", "tokens", "out"),
+    [
+        ({"c": 1, "d": 1, "e": 1}, 3, 9, "e"),
+        ({"c": 1, "d": 1, "e": 1}, 3, 14, "de"),
+        ({"c": 1, "d": 1, "e": 1}, 3, 2, ""),
+        ({"c": 99, "d": 1, "e": 1}, 3, 14, ""),
+        ({"c": 1, "d": 1, "e": 99}, 3, 9, "e"),
+        ({"c": 1, "d": 1}, 3, 14, "d"),
+        ({"c": 1, "d": 1, "e": 1, "f": 1}, 3, 2, "f"),
+    ],
+    ids=[
+        "the first prompt takes all tokens",
+        "the second gets a part",
+        "those that run take all tokens",
+        "a prompt that stays takes all",
+        "a prompt that leaves gives its tokens",
+        "a free slot comes first",
+        "more run than there are slots",
+    ],
+)
+def test_nobody_sits_out_for_a_prompt_that_the_step_has_no_token_for(running: dict[str, int], slots: int, tokens: int, out: str) -> None:
+    """Of ``a`` and ``b``, each of ten tokens."""
+    assert left_out(running, waits({"a": 1, "b": 1}, tokens=10), RANKS, slots, 9, tokens) == set(out)
 
 
 @pytest.mark.parametrize("name", ONLINE_ORDERS)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from itertools import islice
 
 from harvester.policy.order.online import OnlineOrder
 from harvester.policy.view import EngineView, Running
+from harvester.policy.waiting import Waiting
 
 
 def ranked(order: OnlineOrder, running: Collection[str], waiting: Container[str], max_waiting: int, now_s: float) -> dict[str, int]:
@@ -26,25 +28,35 @@ def ranked(order: OnlineOrder, running: Collection[str], waiting: Container[str]
 
 
 def left_out(
-    running: Collection[str], needs: Callable[[str], int | None], ranks: Mapping[str, int], slots: int, free_blocks: int
+    running: Mapping[str, int],
+    waiting: Callable[[str], Waiting | None],
+    ranks: Mapping[str, int],
+    slots: int,
+    free_blocks: int,
+    tokens: float = math.inf,
 ) -> frozenset[str]:
     """Those of ``running`` that leave their slot in this step to a request ranked before them; they keep their KV.
 
-    ``ranks``: in order of rank. ``needs``: KV blocks of a waiting request; None: it does not wait. A waiting request that finds no KV takes
-    no slot, and none behind it is admitted before it. A request without a rank has no turn.
+    ``running``: the tokens that each computes. ``waiting``: a waiting request by name; None: it does not wait. ``ranks``: in order of rank.
+    ``tokens``: of the step. A waiting request that finds no KV or no token beside those that stay takes no slot, and none behind it is
+    admitted before it. A request without a rank has no turn.
     """
-    held, chosen, is_open = frozenset(running), set[str](), True
-    for name in ranks:
-        if len(chosen) == slots:
+    stay = [name for name in ranks if name in running][:slots]
+    left, taken = tokens - sum([running[name] for name in stay]), 0
+    for name, rank in ranks.items():
+        one = None if name in running else waiting(name)
+        if one is None:
+            continue
+        is_full = len(stay) + taken >= slots
+        if one.blocks > free_blocks or (is_full and (not stay or ranks[stay[-1]] < rank)):
             break
-        if name not in held:
-            blocks = needs(name) if is_open else None
-            is_open = is_open and (blocks is None or blocks <= free_blocks)
-            if blocks is None or not is_open:
-                continue
-            free_blocks -= blocks
-        chosen.add(name)
-    return held - chosen
+        left += running[stay[-1]] if is_full else 0
+        if left <= 0:
+            break
+        if is_full:
+            stay.pop()
+        taken, free_blocks, left = taken + 1, free_blocks - one.blocks, left - one.tokens
+    return frozenset(running) - frozenset(stay)
 
 
 def give_up(view: EngineView, ranks: Mapping[str, int]) -> tuple[int, ...]:
