@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from harvester.policy.kv.checkpoint import Holder, to_save
+from harvester.policy.kv.checkpoint import to_save
 from harvester.policy.kv.hostpool import HostPool
 from harvester.policy.view import Copies
 from harvester.sim.engine import SimEngine
@@ -161,11 +161,6 @@ class SimHostMemory:
         """Full blocks of the request, from its first, that are on the host or on the way."""
         tail = self._tails.get(name)
         return self.pool.held(name) - (tail is not None and self.pool.state(tail) is not None)
-
-    def room(self, holders: Collection[Holder]) -> int:
-        """KV blocks that host memory has room for."""
-        free = self.pool.capacity - self.pool.used
-        return free if free > self.pool.capacity // 8 else self.pool.room(one.name for one in holders)
 
     def measured_s(self) -> float | None:
         """Seconds to store one block, as measured since the last call; None where no copy ended."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from harvester.core import PRIORITY_OFFLINE
 from harvester.policy.kv.checkpoint import Holder
 from harvester.policy.kv.policy import CopyState
@@ -109,4 +111,5 @@ def copy_state(replica: Replica, plan: Plan, now_s: float) -> CopyState:
         Holder(names[place], replica.running[place].computed // engine.block_tokens, host.saved(names[place]), names[place] in offline)
         for place in order
     )
-    return CopyState(holders, replica.free_blocks, engine.total_blocks, host.room(holders), now_s, host.measured_s())
+    room = partial(host.pool.room, names)
+    return CopyState(holders, replica.free_blocks, engine.total_blocks, room, now_s, host.measured_s())

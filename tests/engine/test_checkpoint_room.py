@@ -165,4 +165,4 @@ def test_with_no_memory_at_all_nothing_is_stored() -> None:
     one = Machine(10)
     assert one.store(1) is None
     assert one.pool.capacity == 0
-    assert one.pool.room([]) == 0
+    assert one.pool.room([], 1) == 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from harvester.policy.admission.rule import Rows
 from harvester.policy.model.latency import LatencyModel, StepLoad
@@ -38,6 +38,11 @@ def row(step_tokens: int = 1, context: int = 100) -> Running:
 def rows_of(waiting: Sequence[OfflineRow]) -> Rows:
     """``waiting`` as an admission reads them."""
     return lambda passed: (one for one in waiting if one.job not in passed)
+
+
+def room_for(blocks: int) -> Callable[[int], int]:
+    """Host memory for so many KV blocks."""
+    return lambda most: min(blocks, most)
 
 
 def view(*running: Running, **fields: object) -> StepView:

@@ -20,7 +20,7 @@ from harvester.policy.step.share import FixedShare, Space
 from harvester.policy.step.view import StepPlan, StepView
 from harvester.policy.view import Copies, EngineView, PolicyConfig, Running
 from harvester.policy.waiting import Waiting
-from tests.policy.asked import LIMITS
+from tests.policy.asked import LIMITS, room_for
 from tests.policy.machine import a_model
 from tests.policy.test_brain import PLAIN, chat, row, seen
 
@@ -250,6 +250,6 @@ def test_one_whose_turn_it_is_not_sits_out_where_there_are_more_than_slots(slots
 
 def test_what_is_copied_while_a_step_runs_is_chosen_by_its_part() -> None:
     brain, _, _, kv = watched()
-    state = CopyState((), 1, 2, 3, 4.0, None)
+    state = CopyState((), 1, 2, room_for(3), 4.0, None)
     brain.choose_copies(state)
     assert kv.covered == [state]

@@ -7,12 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harvester.policy.kv.checkpoint import FIRST_BLOCKS, CopyView, Coverage, Holder, Thresholds, limit_blocks, ramp, to_save, waited_blocks
+from tests.policy.asked import room_for
 
 TOTAL = 100
 
 
 def view(*requests: Holder, free: int, limit: int = 1000, room: int = 1000) -> CopyView:
-    return CopyView(requests, free, TOTAL, limit, room)
+    return CopyView(requests, free, TOTAL, limit, room_for(room))
 
 
 def settled(free: int, *requests: Holder) -> Coverage:
@@ -175,7 +176,7 @@ def test_what_is_copied_is_what_fills_up_and_no_more_while_there_is_time() -> No
     """A request of 100 blocks, 60 of them saved, grows by 2 a step: the average is at 2 and the backlog at 40."""
     coverage = Coverage(Thresholds(start=1.0, full=0.9))
     for blocks in range(2, 102, 2):
-        coverage.plan(CopyView([Holder("a", blocks, min(blocks, 60))], 500, 1000, 1000, 1000))
-    assert coverage.plan(CopyView([Holder("a", 102, 60)], 500, 1000, 1000, 1000)) == {"a": 3}
-    assert coverage.plan(CopyView([Holder("a", 104, 60)], 44, 1000, 1000, 1000)) == {"a": 4}
-    assert coverage.plan(CopyView([Holder("a", 106, 106)], 44, 1000, 1000, 1000)) == {}
+        coverage.plan(CopyView([Holder("a", blocks, min(blocks, 60))], 500, 1000, 1000, room_for(1000)))
+    assert coverage.plan(CopyView([Holder("a", 102, 60)], 500, 1000, 1000, room_for(1000))) == {"a": 3}
+    assert coverage.plan(CopyView([Holder("a", 104, 60)], 44, 1000, 1000, room_for(1000))) == {"a": 4}
+    assert coverage.plan(CopyView([Holder("a", 106, 106)], 44, 1000, 1000, room_for(1000))) == {}

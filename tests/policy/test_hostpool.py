@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -110,13 +112,34 @@ def test_slots_that_there_is_no_memory_for_are_not_used_and_others_are_given_up_
     pool: HostPool[str] = HostPool(6)
     full(pool, "a", "a1", "a2")
     pool.withheld = 4
-    assert (pool.capacity, pool.room([])) == (2, 2)
+    assert (pool.capacity, pool.room([], 9)) == (2, 2)
     assert pool.store("b", ["b1", "b2", "b3"]) is None
     slots = pool.store("b", ["b1"])
     assert slots is not None
     assert max(slots.values()) < 2
     pool.clear()
     assert pool.capacity == 2
+
+
+class Counted(dict[str, Any]):
+    """Counts how often something is looked up."""
+
+    looks = 0
+
+    def __getitem__(self, key: str) -> Any:
+        self.looks += 1
+        return super().__getitem__(key)
+
+
+def test_no_more_blocks_are_looked_at_than_there_is_room_asked_for() -> None:
+    pool: HostPool[str] = HostPool(2000)
+    full(pool, "kept", *[f"p{number}" for number in range(900)])
+    for owner in "abcde":
+        full(pool, owner, *[f"p{number}" for number in range(900)], *[f"{owner}{number}" for number in range(200)])
+    pool._found = found = Counted(pool._found)
+    assert [pool.room(["kept"], most) for most in (0, 100, 150, 1000)] == [0, 100, 150, 1000]
+    assert found.looks <= 1200
+    assert pool.room(["kept"], 9999) == 1100
 
 
 class Pool(RuleBasedStateMachine):
@@ -179,6 +202,13 @@ class Pool(RuleBasedStateMachine):
         copied = [slot for slots, _ in self.writes for slot in slots]
         assert len(copied) == len(set(copied))
         assert not set(copied) & {slot for slots in self.reads for slot in slots}
+
+    @invariant()
+    def room_is_what_is_free_or_given_up_as_far_as_it_is_asked_for(self) -> None:
+        found, slots = self.pool._found, self.pool._found.values()
+        kept = {key for key, slot in found.items() if "a" in slot.owners}
+        room = self.pool.capacity - self.pool.used + sum(slot.key not in kept and not slot.busy for slot in slots)
+        assert [self.pool.room(["a"], most) for most in range(7)] == [min(room, most) for most in range(7)]
 
     @invariant()
     def what_is_held_has_no_gap(self) -> None:

@@ -13,6 +13,7 @@ from harvester.policy.step.batch import batch_of
 from harvester.policy.step.view import StepView
 from harvester.policy.view import EngineView, Running
 from harvester.policy.waiting import Waiting, WaitingOnline
+from tests.policy.asked import room_for
 
 RANKS = {"new": 0, "a": 1, "b": 2, "c": 3}
 TURNS = {"new": 0.0, "a": 1.0, "b": 9.0, "c": 5.0}
@@ -48,7 +49,7 @@ def policy(wait_blocks: int | None = 4) -> Checkpoints:
 def stepped(made: Checkpoints, *at_s: float, block_s: float | None = None, holders: bool = True) -> Checkpoints:
     """``made`` after steps that began at ``at_s``, each with a request that has nothing to copy."""
     for now_s in at_s:
-        made.choose_copies(CopyState((Holder("r", 1, 1),) if holders else (), 60, 60, 100, now_s, block_s))
+        made.choose_copies(CopyState((Holder("r", 1, 1),) if holders else (), 60, 60, room_for(100), now_s, block_s))
     return made
 
 
@@ -157,7 +158,7 @@ def test_what_is_copied_next_is_as_much_as_the_step_before_allowed(timed: Checkp
     timed.copies(seen, RANKS, 0.5, alone)
     holders = tuple(Holder(f"r{i}", 100, 0) for i in range(20))
     for _ in range(3):
-        timed.choose_copies(CopyState(holders, 0, 60, 10_000, 2.0, None))
+        timed.choose_copies(CopyState(holders, 0, 60, room_for(10_000), 2.0, None))
     copies = timed.copies(seen, RANKS, 0.5, alone)
     assert sum(copies.grants.values()) == limit(0.4, online)
     assert copies.grants["r0"] > 0, "the first that would lose its KV"
@@ -166,7 +167,7 @@ def test_what_is_copied_next_is_as_much_as_the_step_before_allowed(timed: Checkp
 def test_the_room_on_the_host_bounds_the_copies(timed: Checkpoints) -> None:
     timed.copies(view(row("r")), RANKS, 0.5, alone=True)
     for _ in range(3):
-        timed.choose_copies(CopyState((Holder("r", 1000, 0),), 0, 60, 7, 2.0, None))
+        timed.choose_copies(CopyState((Holder("r", 1000, 0),), 0, 60, room_for(7), 2.0, None))
     assert timed.copies(view(row("r")), RANKS, 0.5, alone=True).grants == {"r": 7}
 
 

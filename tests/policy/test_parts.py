@@ -23,7 +23,7 @@ from harvester.policy.step.batch import batch_of
 from harvester.policy.step.view import Guarantee, StepView
 from harvester.policy.view import EngineView, Running
 from harvester.policy.waiting import Waiting, WaitingOnline
-from tests.policy.asked import LIMITS, MODEL, chat, prompt, row, rows_of, view
+from tests.policy.asked import LIMITS, MODEL, chat, prompt, room_for, row, rows_of, view
 
 SETTINGS = settings(max_examples=15, stateful_step_count=25, deadline=None)
 CONFIG = PartsConfig(mlfq_levels=5, first_slots=3, first_blocks=20)
@@ -392,7 +392,7 @@ def test_only_online_requests_swap_out_and_only_what_is_held_and_not_saved_is_co
     holders = tuple(Holder(r.name, r.full_blocks, r.full_blocks - r.unsaved, r.offline) for r in running)
     unsaved = {r.name: r.unsaved for r in running}
     for step in range(4):
-        policy.choose_copies(CopyState(holders, free, max(1, seen.total_blocks), room, 0.1 * step, copied_ms / 1e3 or None))
+        policy.choose_copies(CopyState(holders, free, max(1, seen.total_blocks), room_for(room), 0.1 * step, copied_ms / 1e3 or None))
         chosen = policy.swap_out(seen, ranks, lambda names: {one: float(place) for one, place in ranks.items()})
         assert len(set(chosen)) == len(chosen)
         assert not any(running[place].offline for place in chosen)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import astuple
+from functools import partial
 from typing import Any
 
 from harvester.engine.checkpoints.exchange import CopyRequest, CopyStats
@@ -54,8 +55,7 @@ class CheckpointCoordinator:
             name, full = names[place], self._answered(requests[place]) // planner.block_tokens
             holders.append(Holder(name, full, planner.saved(name), name in offline))
         self._show(requests, holders)
-        free = planner.pool.capacity - planner.pool.used
-        room = free if free > planner.pool.capacity // 8 else planner.pool.room(one.name for one in holders)
+        room = partial(planner.pool.room, names)
         total = pool.num_gpu_blocks - 1  # without vLLM's null block
         return CopyState(tuple(holders), pool.get_num_free_blocks(), total, room, now_s, self._copy_s())
 

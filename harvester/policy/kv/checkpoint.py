@@ -8,7 +8,7 @@ covered in the order in which they would lose their KV. Copies are just fast eno
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 RISE, FALL = 0.5, 0.05  # weight of a step in the average pressure: quick to begin, slow to stop
@@ -40,7 +40,7 @@ class CopyView:
     free_blocks: int
     total_blocks: int
     limit_blocks: int  # most copies in this step
-    room_blocks: int  # most that the host has memory for
+    room: Callable[[int], int]  # blocks that the host has memory for, up to a given number
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,12 +98,12 @@ class Coverage:
     def plan(self, view: CopyView) -> dict[str, int]:
         """Number of blocks to copy by request in this step, from its first unsaved one; O(requests).
 
-        In total at most ``limit_blocks`` and ``room_blocks``, and none of a request that is wholly saved.
+        In total at most ``limit_blocks`` and what there is room for, and none of a request that is wholly saved.
         """
         self._observe(view)
         chosen = self._chosen(view)
         backlog = sum(kept.blocks - kept.saved for kept in chosen)
-        allowed = min(self._speed(backlog, view.free_blocks), view.limit_blocks, view.room_blocks)
+        allowed = view.room(min(self._speed(backlog, view.free_blocks), view.limit_blocks)) if backlog > 0 else 0
         grants: dict[str, int] = {}
         for kept in chosen:
             blocks = min(kept.blocks - kept.saved, allowed)
@@ -140,7 +140,7 @@ class Coverage:
 
     def _speed(self, backlog: int, free_blocks: int) -> int:
         """Blocks per step: those that fill up meanwhile, and enough of the backlog to finish it when the free blocks are used up."""
-        return math.ceil(self._filled + backlog * max(1.0, self._filled) / max(1, free_blocks)) if backlog > 0 else 0
+        return math.ceil(self._filled + backlog * max(1.0, self._filled) / max(1, free_blocks))
 
 
 def _average(average: float, value: float) -> float:

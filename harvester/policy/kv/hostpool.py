@@ -63,10 +63,21 @@ class HostPool(Generic[K]):
         slot = self._found.get(key)
         return None if slot is None else slot.ready
 
-    def room(self, protected: Iterable[str]) -> int:
-        """Slots that are free, or would be if all but the ``protected`` owners gave theirs up; O(blocks held)."""
-        kept = {key for owner in protected for key in self._owned.get(owner, ())}
-        return len(self._free) - self.withheld + sum(1 for key, slot in self._found.items() if key not in kept and not slot.busy)
+    def room(self, protected: Iterable[str], most: int) -> int:
+        """Slots that are free, or would be if all but the ``protected`` owners gave theirs up, up to ``most``.
+
+        O(owners + ``most`` + blocks being copied).
+        """
+        found, kept, seen = len(self._free) - self.withheld, set(protected), set[K]()
+        for own in (own for owner, own in self._owned.items() if owner not in kept):
+            for key in reversed(own):
+                slot = self._found[key]
+                if found >= most or key in seen or not kept.isdisjoint(slot.owners):
+                    break  # what is before a shared block is shared too
+                if not slot.busy:
+                    seen.add(key)
+                    found += 1
+        return min(found, most)
 
     def touch(self, owner: str) -> None:
         """Mark the owner as the most recently used."""

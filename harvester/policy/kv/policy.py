@@ -23,13 +23,14 @@ Turns = Callable[[Collection[str]], Mapping[str, float]]
 class CopyState:
     """Checkpoints of an engine while a step runs. ``holders``: running requests in the order in which they would lose their KV.
 
-    ``room_blocks``: most that the host has memory for. ``block_s``: seconds of one copy, as measured since the last call; None: none ended.
+    ``room``: KV blocks that the host has memory for, up to a given number. ``block_s``: seconds of one copy, as measured since the last
+    call; None: none ended.
     """
 
     holders: tuple[Holder, ...]
     free_blocks: int
     total_blocks: int
-    room_blocks: int
+    room: Callable[[int], int]
     now_s: float
     block_s: float | None
 
@@ -112,7 +113,7 @@ class Checkpoints:
         self._sent_s = state.now_s if state.holders else None
         if state.block_s is not None:
             self._block_s = state.block_s if self._block_s is None else self._block_s + AVERAGE * (state.block_s - self._block_s)
-        seen = CopyView(state.holders, state.free_blocks, state.total_blocks, self._limit, state.room_blocks)
+        seen = CopyView(state.holders, state.free_blocks, state.total_blocks, self._limit, state.room)
         self._grants = self._coverage.plan(seen)
 
 
