@@ -216,7 +216,10 @@ class PartStats(Usage, RowCounts):
     error_example: str | None = Field(default=None, description="How one of its rows failed: code and message.")
     lengths: tuple[tuple[int, int, int], ...] = Field(default=(), description="See `jobs.forecast.lengths.counted`; of new rows only.")
     device_s: float = Field(default=0.0, ge=0.0, description="GPU-seconds of the lease that made it; not in the part's metadata.")
-    cost: float | None = Field(default=None, description="What that would have cost; None without a price.")
+    cost: float | None = Field(default=None, description="What that would have cost; None without a price by the hour.")
+    token_prices: tuple[float, float] | None = Field(  # excluded: an earlier version would refuse a part whose metadata has it
+        default=None, exclude=True, description="Prices of a million prompt and output tokens, where the hours have none."
+    )
     currency: str | None = None
 
 

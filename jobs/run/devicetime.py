@@ -17,19 +17,21 @@ class DeviceTime:
         self._given_s = engine.harvested_s
 
     def charged(self, stats: PartStats, own_tokens: int, other_tokens: int) -> PartStats:
-        """``stats`` with the device time of a slice that ends: of the time not charged yet, its share by tokens of all slices in work."""
+        """``stats`` with the device time of a slice that ends: of the time not charged yet, its share by tokens of all slices in work.
+
+        Also with what that costs, or with the prices of tokens.
+        """
         open_s = max(0.0, self._engine.harvested_s - self._given_s)
         tokens = own_tokens + other_tokens
         device_s = open_s * own_tokens / tokens if tokens else 0.0
         self._given_s += device_s
         if self._price is None:
             return stats.model_copy(update={"device_s": device_s})
-        cost = {"cost": _cost(self._price, device_s, stats), "currency": self._price.currency}
-        return stats.model_copy(update={"device_s": device_s, **cost})
+        return stats.model_copy(update={"device_s": device_s, "currency": self._price.currency, **_cost(self._price, device_s)})
 
 
-def _cost(price: PriceConfig, device_s: float, stats: PartStats) -> float:
-    """Of the device time where it has a price; else of the tokens."""
+def _cost(price: PriceConfig, device_s: float) -> dict[str, object]:
+    """Of the device time, if that has a price; else the prices of tokens, because only the ledger knows which tokens of a part are new."""
     if price.per_gpu_hour is not None:
-        return device_s / HOUR_S * price.per_gpu_hour
-    return (stats.prompt_tokens * price.prompt_per_million + stats.output_tokens * price.output_per_million) / 1e6
+        return {"cost": device_s / HOUR_S * price.per_gpu_hour}
+    return {"token_prices": (price.prompt_per_million, price.output_per_million)}

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import pickle
+from collections.abc import Mapping
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from test_runner import World, at_work, until, world
 
 from jobs.config import PriceConfig
+from jobs.engine import Prompt, RowError
 from jobs.ledger.ledger import Ledger
 from jobs.run.devicetime import DeviceTime
 from jobs.run.runner import Runner
 from jobs.spec import PartStats
-from jobs.testing import ScriptedEngine, scripted_plan
+from jobs.testing import ScriptedEngine, last_line, scripted_plan
 
 __all__ = ["world"]
 PRICE = PriceConfig(prompt_per_million=1.0, output_per_million=3.0, per_gpu_hour=4.0, currency="EUR")
+BY_TOKEN = PRICE.model_copy(update={"per_gpu_hour": None})
 DAY_S = 24 * 3600.0
 
 
@@ -55,9 +60,12 @@ def test_device_time_costs_by_the_hour_and_else_by_the_token() -> None:
     engine.spent_s = 1800.0
     charged = clock.charged(PartStats(prompt_tokens=10), 10, 0)
     assert (charged.cost, charged.currency) == (2.0, "EUR")
-    by_token = DeviceTime(engine, PRICE.model_copy(update={"per_gpu_hour": None}))
-    assert by_token.charged(PartStats(prompt_tokens=1_000_000, output_tokens=1_000_000), 10, 0).cost == 4.0
-    assert DeviceTime(engine, None).charged(PartStats(), 10, 0).cost is None
+    by_token = DeviceTime(engine, BY_TOKEN).charged(PartStats(prompt_tokens=10), 10, 0)
+    assert (by_token.cost, by_token.token_prices, by_token.currency) == (None, (1.0, 3.0), "EUR")
+    assert "token_prices" not in by_token.model_dump_json(), "earlier versions refuse a part with a count that they do not know"
+    assert pickle.loads(pickle.dumps(by_token)) == by_token
+    unpriced = DeviceTime(engine, None).charged(PartStats(), 10, 0)
+    assert (unpriced.cost, unpriced.token_prices, unpriced.currency) == (None, None, None)
 
 
 async def test_a_job_is_charged_all_that_its_engine_spent(world: World) -> None:
@@ -70,6 +78,47 @@ async def test_a_job_is_charged_all_that_its_engine_spent(world: World) -> None:
     assert [row["rows"] for row in rows] == [20]
     assert rows[0]["gpu_hours"] * 3600 == pytest.approx(20 * 0.01)
     assert rows[0]["cost"] == pytest.approx(20 * 0.01 / 3600 * 4.0)
+
+
+async def harvested(world: World, engine: ScriptedEngine) -> None:
+    """Run a replica whose tokens have prices until the newest job has ended."""
+    async with at_work(Runner("a", world.client, engine, world.folder, world.harvest, world.sink, world.clock, BY_TOKEN)):
+        await until(world.ended)
+
+
+def cost_of_tokens(line: Mapping[str, int]) -> float:
+    """Of a line of `harvested`, at the prices of `BY_TOKEN`."""
+    return (line["prompt_tokens"] * BY_TOKEN.prompt_per_million + line["output_tokens"] * BY_TOKEN.output_per_million) / 1e6
+
+
+async def test_a_retry_costs_the_tokens_of_the_rows_that_it_computed(world: World) -> None:
+    def refuse(prompt: Prompt) -> str:
+        if last_line(prompt) == "row 1":
+            raise RowError("refused", "not now")
+        return last_line(prompt)
+
+    job_id = world.submit(12)
+    await harvested(world, ScriptedEngine(answer=refuse))
+    world.ledger.retry(job_id, world.clock())
+    await harvested(world, ScriptedEngine())
+    (line,) = world.ledger.table("harvested").to_pylist()
+    assert (line["rows"], line["prompt_tokens"]) == (12, world.show().prompt_tokens)
+    assert line["cost"] == pytest.approx(cost_of_tokens(line))
+
+
+async def test_a_paused_job_costs_its_tokens_once(world: World) -> None:
+    job_id, engine = world.submit(8), ScriptedEngine(concurrency=1)
+    engine.answer = lambda prompt: (engine.hold() if engine.calls == 3 else None) or last_line(prompt)
+    runner = Runner("a", world.client, engine, world.folder, world.harvest, world.sink, world.clock, BY_TOKEN)
+    async with at_work(runner):
+        await until(lambda: engine.calls == 3)
+        world.ledger.pause(job_id, world.clock())
+        await until(lambda: engine.running == 0 and not world.slices("leased"))
+        world.ledger.resume(job_id, world.clock())
+        engine.go_on()
+        await until(world.ended)
+    (line,) = world.ledger.table("harvested").to_pylist()
+    assert line["cost"] == pytest.approx(cost_of_tokens(line))
 
 
 def test_each_day_job_and_currency_has_a_row_and_the_rows_add_up(world: World) -> None:
