@@ -34,7 +34,9 @@ class HarvestConfig(Section):
         description="Free bytes of the state folder's disk below which no job is taken and no slice is begun.",
     )
     row_attempts: int = Field(
-        default=10, ge=2, description="Attempts after which a row that never finished ends as an error: it seems to kill the engine."
+        default=10,
+        ge=2,
+        description="Attempts, cancelled ones apart, after which an unfinished row ends as an error: it seems to kill the engine.",
     )
 
     max_image_bytes: int = Field(

@@ -139,9 +139,9 @@ class RowWork:
         row = values if column is None or text is None else {**values, column: text}
         return build_messages(self._job.task, column, row)
 
-    def give_up(self, row_id: int, begun: int) -> Row:
-        """The result of a row that was begun ``begun`` times and never finished: it seems to be what kills the engine."""
-        error = RowError("engine_lost", f"the engine was lost {begun} times while this row was in work")
+    def give_up(self, row_id: int, begun: int, lost: int) -> Row:
+        """The result of a row that was begun ``begun`` times, ``lost`` of them in an engine that died: it seems to be what kills it."""
+        error = RowError("engine_lost", f"the engine was lost {lost} times while this row was in work")
         return self._row(row_id, begun, self._now_s(), Tally(), RowOutcome(error=error))
 
     def _row(self, row_id: int, attempts: int, began_s: float, tally: Tally, outcome: RowOutcome) -> Row:

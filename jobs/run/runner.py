@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import TypeVar
 
 from connectors.base import Sink
@@ -74,7 +75,7 @@ class Runner:
         self._sources = SourceCache(folder, open_sink)
         self._spools = Spools(folder, config.spool_send_s)
         self._row_return = RowReturn(holder, ledger, self._active)
-        self._leaving = self._feeding = False
+        self._leaving = self._feeding = self._is_engine_gone = False
 
     async def leave(self) -> None:
         """Lease no more and begin no more rows; return when those begun have ended and every lease is given back with its spool."""
@@ -272,9 +273,18 @@ class Runner:
         begun, unfinished = files.spool.begins[row_id], files.spool.unfinished(row_id)
         files.spool.begin(row_id)
         if unfinished >= self.config.row_attempts:
-            row = work.give_up(row_id, begun)
+            row = work.give_up(row_id, begun, unfinished)
         else:
-            row = await work.answer(row_id, values, cell, begun + 1, f"{active.lease.lease_id}-{begun}")
+            try:
+                row = await work.answer(row_id, values, cell, begun + 1, f"{active.lease.lease_id}-{begun}")
+            except EngineGone:
+                self._is_engine_gone = True  # before the other rows in it are cancelled
+                raise
+            except asyncio.CancelledError:
+                if not self._is_engine_gone:
+                    with suppress(StorageError):  # the begin then counts as if the engine had died
+                        files.spool.cancel(row_id)
+                raise
         files.spool.finish(row)
         active.finished(row)
         if self._row_return.gave:

@@ -145,9 +145,9 @@ async def test_a_prompt_that_leaves_no_room_for_a_word_cannot_be_split() -> None
 def test_a_row_that_was_begun_too_often_is_given_up() -> None:
     tells = "the engine was lost 3 times while this row was in work"
     for endpoint in (None, "/v1/completions"):
-        row = RowWork(job(endpoint=endpoint), ScriptedEngine(), ManualClock(9.0)).give_up(4, 3)
+        row = RowWork(job(endpoint=endpoint), ScriptedEngine(), ManualClock(9.0)).give_up(4, 5, 3)
         assert (row.row_id, row.status, row.error_code, row.error_message) == (4, "error", "engine_lost", tells)
-        assert (row.attempts, row.requests, row.latency_ms, row.completed_at_s, row.values) == (3, 0, 0.0, 9.0, {})
+        assert (row.attempts, row.requests, row.latency_ms, row.completed_at_s, row.values) == (5, 0, 0.0, 9.0, {})
 
 
 async def api_row(reply: str, text: str | TextProblem | None) -> tuple[Row, Listening]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,6 +29,7 @@ from jobs.run.client import LedgerClient
 from jobs.run.row_return import RowReturn
 from jobs.run.runner import Runner
 from jobs.run.slice import open_slice
+from jobs.run.spool.records import Spool
 from jobs.spec import JobRequest, JobSpec, JobView, Lease, LeaseProgress, PartStats, SourceSpec
 from jobs.states import JobState
 from jobs.storage.folder import StateFolder
@@ -506,6 +508,52 @@ async def test_a_row_that_kills_the_engine_every_time_ends_as_an_error_row(world
     row = world.results().to_pylist()[2]
     assert (row["error_code"], row["attempts"]) == ("engine_lost", 2)
     assert (view.state, view.rows_ok, view.rows_error) == (JobState.COMPLETED, 5, 1)
+
+
+@pytest.mark.parametrize("dies", [False, True], ids=["cancelled", "in an engine that died"])
+async def test_rows_count_as_unfinished_where_the_engine_was_lost_and_not_where_they_were_cancelled(world: World, dies: bool) -> None:
+    def answer(prompt: Prompt) -> str:
+        if dies and last_line(prompt) == "row 3":
+            raise EngineGone("the fourth row killed it")
+        return last_line(prompt)
+
+    job_id, engine = world.submit(4), ScriptedEngine(answer=answer)
+    engine.hold()
+    with pytest.raises(EngineGone) if dies else nullcontext():
+        async with at_work(world.runner(engine)) as task:
+            await until(lambda: task.done() or engine.running == 4)
+    spool = Spool(world.folder.spool(job_id, 0, 0))
+    assert [(spool.begins[row_id], spool.unfinished(row_id)) for row_id in range(4)] == [(1, int(dies))] * 4
+    spool.close()
+
+
+async def test_a_row_that_is_paused_as_often_as_others_kill_an_engine_is_answered(world: World) -> None:
+    world.harvest = HARVEST.model_copy(update={"row_attempts": 2})
+    job_id, engine = world.submit(8), ScriptedEngine(concurrency=1)
+    engine.hold()
+    async with at_work(world.runner(engine)):
+        for _ in range(3):
+            await until(lambda: engine.running == 1)
+            world.ledger.pause(job_id, world.clock())
+            await until(lambda: engine.running == 0 and not world.slices("leased"))
+            world.ledger.resume(job_id, world.clock())
+        engine.go_on()
+        await until(world.ended)
+    assert (world.show().rows_ok, world.show().rows_error, world.show().rows_recomputed) == (8, 0, 1)
+    assert world.results()["attempts"].to_pylist() == [4, 1, 1, 1, 1, 1, 1, 1]
+
+
+async def test_a_row_in_work_at_every_stop_of_the_server_is_answered(world: World) -> None:
+    world.harvest = HARVEST.model_copy(update={"row_attempts": 2})
+    world.submit(8)
+    engine = ScriptedEngine(concurrency=1)
+    engine.hold()
+    for life in range(3):
+        async with at_work(world.runner(engine, f"life-{life}")):
+            await until(lambda: engine.running == 1)
+    engine.go_on()
+    view = await harvest(world, engine, holder="last")
+    assert (view.rows_ok, view.rows_error, view.rows_recomputed) == (8, 0, 1)
 
 
 # -- disks and sources --------------------------------------------------------------------------------------------------------------

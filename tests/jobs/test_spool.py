@@ -78,6 +78,28 @@ def test_only_rows_begun_more_than_once_are_recomputed(path: Path) -> None:
     again.close()
 
 
+def test_a_row_that_was_cancelled_is_begun_and_not_unfinished(path: Path) -> None:
+    write(path, [(1, None), (2, None)])
+    spool = Spool(path)
+    spool.begin(1)
+    spool.cancel(1)
+    spool.close()
+    again = Spool(path)
+    assert (again.begins, again.damaged, again.recomputed) == ({1: 2, 2: 1}, 0, 1)
+    assert [again.unfinished(row_id) for row_id in (1, 2, 3)] == [1, 1, 0]
+    again.close()
+
+
+@pytest.mark.parametrize("record", [[], [1, 2], ["removed", 1], ["cancelled"], 1, None, "1", {}], ids=repr)
+def test_a_whole_record_of_another_kind_is_damage_and_no_row(path: Path, record: object) -> None:
+    spool = Spool(path)
+    spool._append(record)  # type: ignore[arg-type]
+    spool.close()
+    again = Spool(path)
+    assert (again.rows, again.begins, again.damaged) == ({}, {}, 1)
+    again.close()
+
+
 @pytest.mark.parametrize(
     "text",
     ["two\nlines\r\n", "ünïcödé 漢字 \U0001f600", 'quotes " and \\ ', "\u2028 \x00 \x85", "\ud800"],

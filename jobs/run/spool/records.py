@@ -1,8 +1,9 @@
 """Rows of a leased slice as they finish: appended to a file, so that whoever takes the slice over does not compute them again.
 
-A record is a line: eight hex digits of its checksum, a space, and JSON that says that a row was begun (``[7]``) or gives its result
-(``{...}``). A record whose checksum does not match is ignored: damage costs its row a recomputation. That covers a torn last line,
-a flipped bit, and a block of zeros or of another spool; also a line of an earlier version, which had no checksum.
+A record is a line: eight hex digits of its checksum, a space, and JSON that says that a row was begun (``[7]``), that it was then cancelled
+(``["cancelled", 7]``), or gives its result (``{...}``). A record whose checksum does not match is ignored: damage costs its row a
+recomputation. That covers a torn last line, a flipped bit, and a block of zeros or of another spool; also a line of an earlier version,
+which had no checksum. To versions that knew no cancelled rows their records are damage.
 
 The checksum is CRC-32 (`zlib.crc32`): it finds every flip of up to three bits and every burst of 32, misses any other damage
 once in 4 billion times, and costs 1 microsecond for each KB. It guards against accidents, not against forgery.
@@ -30,7 +31,7 @@ _CHECKSUM_CHARS = 8
 
 
 class Spool:
-    """Opened by one runner for one lease. `begin` and `finish` are cheap enough for the event loop (one small write each)."""
+    """Opened by one runner for one lease. `begin`, `cancel` and `finish` are cheap enough for the event loop (one small write each)."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -39,6 +40,7 @@ class Spool:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             found = _records(path)
             self.rows, self.begins, self.damaged = found.rows, found.begins, found.damaged
+            self._cancels = found.cancels
             self._file = _opened(path)
         except OSError as error:
             raise StorageError(f"cannot open {path}: {error.strerror}; free space or make the state folder writable") from error
@@ -52,11 +54,16 @@ class Spool:
         self.begins[row_id] += 1
         self._append([row_id])
 
+    def cancel(self, row_id: int) -> None:
+        """Record that work on the row ended although its engine lives: see `unfinished`."""
+        self._cancels[row_id] += 1
+        self._append(["cancelled", row_id])
+
     def finish(self, row: Row) -> None:
         self.rows[row.row_id] = row
         self._append(row.to_json())
 
-    def _append(self, item: list[int] | dict[str, Any]) -> None:
+    def _append(self, item: list[int | str] | dict[str, Any]) -> None:
         payload = json.dumps(item).encode()
         data = b"%08x %b\n" % (zlib.crc32(payload, self._name), payload)
         try:
@@ -67,8 +74,11 @@ class Spool:
             raise StorageError(f"cannot write {self.path}: no space left; free some space; the job then continues by itself")
 
     def unfinished(self, row_id: int) -> int:
-        """How often the row was begun and never finished, as far as known. 0 where records are damaged: its result may be among them."""
-        return 0 if self.damaged else self.begins[row_id]
+        """How often the row was begun, and neither finished nor cancelled, as far as known.
+
+        0 where records are damaged: its result may be among them.
+        """
+        return 0 if self.damaged else self.begins[row_id] - self._cancels[row_id]
 
     @property
     def recomputed(self) -> int:
@@ -85,17 +95,26 @@ class _Records:
     def __init__(self, data: bytes, name: int) -> None:
         self.rows: dict[int, Row] = {}
         self.begins: Counter[int] = Counter()
-        self.damaged = 0
-        for line in data.split(b"\n"):
-            if not line:
-                continue
-            item = _item(line, name)
-            if isinstance(item, Row):
-                self.rows[item.row_id] = item
-            elif item is None:
-                self.damaged += 1
-            else:
-                self.begins[item] += 1
+        self.cancels: Counter[int] = Counter()
+        self.damaged = sum(not self._take(line, name) for line in data.split(b"\n") if line)
+
+    def _take(self, line: bytes, name: int) -> bool:
+        """Take in what a record says. False for a line that is not as it was written, or that another version wrote."""
+        payload = line[_CHECKSUM_CHARS + 1 :]
+        if line[: _CHECKSUM_CHARS + 1] != b"%08x " % zlib.crc32(payload, name):
+            return False
+        try:
+            match json.loads(payload):
+                case [int(row_id)]:
+                    self.begins[row_id] += 1
+                case ["cancelled", int(row_id)]:
+                    self.cancels[row_id] += 1
+                case values:
+                    row = Row.from_json(values)
+                    self.rows[row.row_id] = row
+        except ValueError:
+            return False
+        return True
 
 
 def spooled_rows(path: Path) -> dict[int, Row]:
@@ -132,18 +151,6 @@ def _opened(path: Path) -> int:
         os.close(file)
         raise
     return file
-
-
-def _item(line: bytes, name: int) -> Row | int | None:
-    """A finished row, the id of a row that was begun, or None for a line that is not as it was written."""
-    payload = line[_CHECKSUM_CHARS + 1 :]
-    if line[: _CHECKSUM_CHARS + 1] != b"%08x " % zlib.crc32(payload, name):
-        return None
-    try:
-        item = json.loads(payload)
-        return int(item[0]) if isinstance(item, list) else Row.from_json(item)
-    except ValueError:  # whole, but of a version whose rows were others
-        return None
 
 
 def _name(path: Path) -> int:
