@@ -22,12 +22,13 @@ class Commits:
     def commit(self, lease_id: str, job_id: str, slice_id: int, stats: PartStats, now_s: float) -> bool:
         """The part of a lost lease may still be the one on disk: the last rename wins, and every edition holds the same rows.
 
-        So its counts replace those of the slice where that is done in the same generation.
+        So its counts replace those of the slice where that is done in the same generation. A part with another number of rows than its
+        slice is refused: the slice's next holder puts it aside.
         """
         book = self._book
         record = book.record(job_id)
         lease = book.leases.get(lease_id)
-        if lease is not None and lease.is_part_doubtful:
+        if lease is not None and (lease.is_part_doubtful or stats.rows_ok + stats.rows_error != lease.row_count):
             book.free([lease_id], now_s)
             return False
         if lease is None:

@@ -148,7 +148,10 @@ class SliceFiles:
         start = self.lease.slice.row_start
         inputs = self.table.select(list(self.job.keep)).take([row.row_id - start for row in finished])
         part = part_table(schema, finished, inputs)
-        return part if self.kept is None else pa.concat_tables([self.kept.cast(part.schema), part]).sort_by("row_id")
+        if self.kept is None:
+            return part
+        is_again = pc.is_in(self.kept.column("row_id"), part.column("row_id"))  # where a late holder published rows of this spool
+        return pa.concat_tables([self.kept.filter(pc.invert(is_again)).cast(part.schema), part]).sort_by("row_id")
 
 
 def _cells(column: pa.ChunkedArray) -> list[str | TextProblem]:

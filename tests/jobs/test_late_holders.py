@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from test_runner import LEASE_S, World, at_work, until
+from test_runner import LEASE_S, World, at_work, harvest, until
 from test_tail import fleet
 
 from connectors.base import Sink
 from connectors.errors import StorageError
 from connectors.memory import MemorySink
 from jobs.config import HarvestConfig
-from jobs.engine import Prompt
+from jobs.engine import Prompt, RowError
 from jobs.run import runner as runner_module
 from jobs.run.slice import STATS_KEY
 from jobs.spec import Lease, PartStats
@@ -150,6 +150,66 @@ async def test_rows_that_arrive_late_cover_no_part_that_is_published_and_not_com
             engine.go_on()
             await until(lambda: world.ended(job_id))
     assert (world.show(job_id).state, world.results().column("row_id").to_pylist()) == (JobState.COMPLETED, list(range(8)))
+    world.ledger.check()
+    world.ledger.close()
+
+
+class OneLease(LateCommit):
+    """Cut off once it has a lease."""
+
+    leased = False
+
+    async def lease(self, holder: str, model: str) -> Lease | None:
+        lease = None if self.leased else await super().lease(holder, model)
+        self.leased = self.leased or lease is not None
+        return lease
+
+
+class Overtaken(SlowSink):
+    """A storage where a write that waits lands between the first and the second look of the slice's next holder."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.landed, self.looks = threading.Event(), 0
+
+    def write(self, name: str, table: pa.Table, metadata: Mapping[str, str]) -> None:
+        super().write(name, table, metadata)
+        self.landed.set()
+
+    def metadata(self, name: str) -> Mapping[str, str] | None:
+        if self.begun.is_set() and not self.go_on.is_set():
+            self.looks += 1
+            if self.looks == 2:
+                self.landed.clear()
+                self.go_on.set()
+                assert self.landed.wait(60)
+        return super().metadata(name)
+
+
+async def test_a_retry_that_is_published_while_its_next_holder_begins_has_each_row_once(tmp_path: Path) -> None:
+    def refuse(prompt: Prompt) -> str:
+        if last_line(prompt) == "row 1":
+            raise RowError("refused", "not now")
+        return last_line(prompt)
+
+    world = World(tmp_path)
+    sink = world.sinks["docs-0001"] = Overtaken()
+    sink.go_on.set()
+    job_id, late = world.submit(4), OneLease(world.ledger, world.clock)
+    await harvest(world, ScriptedEngine(answer=refuse))
+    world.ledger.retry(job_id, world.clock())
+    sink.go_on.clear()
+    sink.begun.clear()
+    async with at_work(world.runner(ScriptedEngine(), "a", late)):
+        await until(sink.begun.is_set)
+        world.clock.advance(LEASE_S + 1)
+        world.ledger.expire(world.clock())
+        engine = ScriptedEngine()
+        async with at_work(world.runner(engine, "b")):
+            await until(lambda: world.ended(job_id))
+    assert (sink.looks, engine.calls) == (2, 0)
+    assert world.results().column("row_id").to_pylist() == list(range(4))
+    assert (world.show().state, world.show().rows_ok, world.show().rows_error) == (JobState.COMPLETED, 4, 0)
     world.ledger.check()
     world.ledger.close()
 

@@ -600,6 +600,17 @@ def test_a_commit_after_another_finished_the_slice_takes_over_the_counts_once(de
     assert (view.rows_ok, view.rows_error, view.prompt_tokens) == (3, 1, 12)
 
 
+@pytest.mark.parametrize("rows", [5, 3])
+def test_a_part_with_more_or_fewer_rows_than_its_slice_is_refused_and_the_slice_leased_again(desk: Desk, rows: int) -> None:
+    desk.submit("docs-1", 4)
+    lease = desk.leased()
+    assert not desk.ledger.commit(lease.lease_id, "docs-1", 0, PartStats(rows_ok=rows - 1, rows_error=1), desk.clock())
+    desk.ledger.check()
+    assert (desk.state(), desk.ledger.show("docs-1").rows_ok) == (JobState.RUNNING, 0)
+    assert desk.commit(desk.leased("b"))
+    assert (desk.state(), desk.ledger.show("docs-1").rows_ok) == (JobState.COMPLETED, 4)
+
+
 def test_rows_computed_twice_stay_counted_when_a_slice_is_committed_again(desk: Desk) -> None:
     desk.submit("docs-1", 4)
     desk.commit(desk.leased(), errors=1, rows_recomputed=2)
