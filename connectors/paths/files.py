@@ -164,24 +164,25 @@ def _matches(files: fs.FileSystem, pattern: str) -> tuple[str, list[fs.FileInfo]
     """
     root, *rest = re.split(r"/(?=[^/]*[*?\[])", pattern, maxsplit=1)
     root = root or "/"
-    level = [root] if rest else []
+    level = [fs.FileInfo(root, fs.FileType.Directory)] if rest else []
     for part in "".join(rest).split("/"):
-        level = list(dict.fromkeys(path for folder in level for path in _step(files, folder, part)))
+        folders = [info.path for info in level if info.type == fs.FileType.Directory]
+        level = list({info.path: info for folder in folders for info in _step(files, folder, part)}.values())
     found: list[fs.FileInfo] = []
-    for info in files.get_file_info(level):
+    for info in level:
         found += [info] if info.type == fs.FileType.File else _below(files, info.path)
     return root, found
 
 
-def _step(files: fs.FileSystem, folder: str, part: str) -> Iterator[str]:
-    """Paths one component further down; a name that exists as it is written is no pattern."""
-    literal = f"{folder.rstrip('/')}/{part}"
-    if not is_glob(part) or files.get_file_info([literal])[0].type != fs.FileType.NotFound:
+def _step(files: fs.FileSystem, folder: str, part: str) -> Iterator[fs.FileInfo]:
+    """Files and folders one component further down; a name that exists as it is written is no pattern."""
+    literal = files.get_file_info([f"{folder.rstrip('/')}/{part}"])[0]
+    if not is_glob(part) or literal.type != fs.FileType.NotFound:
         yield literal
     elif part == "**":
-        yield folder
+        yield fs.FileInfo(folder, fs.FileType.Directory)
         entries = files.get_file_info(fs.FileSelector(folder, recursive=True, allow_not_found=True))
-        yield from (entry.path for entry in entries if entry.type == fs.FileType.Directory)
+        yield from (entry for entry in entries if entry.type == fs.FileType.Directory)
     else:
         entries = files.get_file_info(fs.FileSelector(folder, allow_not_found=True))
-        yield from (entry.path for entry in entries if fnmatch.fnmatchcase(entry.base_name, part))
+        yield from (entry for entry in entries if fnmatch.fnmatchcase(entry.base_name, part))

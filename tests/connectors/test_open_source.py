@@ -147,12 +147,14 @@ def test_a_glob_below_a_folder_with_brackets_in_its_name_works(tmp_path: Path) -
 
 @pytest.mark.parametrize(
     ("pattern", "files"),
-    [("*.parquet", 1), ("**/*.parquet", 3), ("a*/*.pq", 0), ("a*", 2), ("**", 3), ("?/[ab].parquet", 1), ("a/**/b.parquet", 2)],
+    [("*.parquet", 1), ("**/*.parquet", 3), ("a*/*.pq", 0), ("a*", 2), ("**", 3), ("?/[ab].parquet", 1), ("a/**/b.parquet", 2), ("*/*/*.parquet", 1)],
 )
 def test_globs_match_names_and_folders(tmp_path: Path, pattern: str, files: int) -> None:
     (tmp_path / "a" / "c").mkdir(parents=True)
     for name in ("x.parquet", "a/b.parquet", "a/c/b.parquet"):
         pq.write_table(TABLE, tmp_path / name)
+    for name in ("y", "a/README.md"):
+        (tmp_path / name).write_text("a file beside the folders")
     if files == 0:
         with pytest.raises(SourceError, match="matches no"):
             open_source(str(tmp_path / pattern))
