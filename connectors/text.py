@@ -102,6 +102,30 @@ def _not_utf8(error: UnicodeDecodeError) -> TextProblem:
     return TextProblem("not_utf8", f"the text is not valid UTF-8: byte {error.object[error.start]:#04x} at position {error.start}")
 
 
+def repaired(array: pa.Array) -> pa.Array:
+    """The array with each text in it, at any depth, valid UTF-8: other bytes become U+FFFD. Everything else stays as it is."""
+    try:
+        array.validate(full=True)
+        return array
+    except pa.ArrowInvalid:
+        pass
+    kind = array.type
+    if isinstance(kind, pa.BaseExtensionType):
+        return kind.wrap_array(repaired(array.storage))
+    if pa.types.is_dictionary(kind):
+        return pa.DictionaryArray.from_arrays(array.indices, repaired(array.dictionary), ordered=kind.ordered)
+    if pa.types.is_struct(kind):
+        inner = [repaired(array.field(number)) for number in range(kind.num_fields)]
+        return pa.StructArray.from_arrays(inner, fields=list(kind), mask=array.is_null())
+    if kind.num_fields:  # a list or a map, whose offsets count from the first of all its values
+        own = array.buffers()[: kind.num_buffers]
+        return pa.Array.from_buffers(kind, len(array), own, offset=array.offset, children=[repaired(array.values)])
+    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)):
+        return array
+    cells: list[bytes | None] = array.cast(_BYTES[kind]).to_pylist()
+    return pa.array([None if cell is None else cell.decode("utf-8", "replace") for cell in cells], kind)
+
+
 def storable(text: str) -> str:
     """Text that UTF-8 can hold: half a surrogate pair, which JSON escapes can spell, becomes U+FFFD."""
     try:

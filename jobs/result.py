@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import ValidationError
 
-from connectors.text import storable
+from connectors.text import repaired, storable
 from jobs.forecast.lengths import Counted, counted
 from jobs.spec import PartStats
 from jobs.tasks.answer import result_fields
@@ -129,12 +129,7 @@ def _column(rows: Sequence[Row], field: pa.Field) -> pa.Array:
 
 def _input(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
     """A kept column as the results hold it: text that is not UTF-8 is repaired, or no SQL engine would read the part."""
-    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
-        try:
-            column.validate(full=True)
-        except pa.ArrowInvalid:
-            raw: list[Any] = column.cast(pa.large_binary()).to_pylist()
-            column = pa.chunked_array([[None if text is None else text.decode("utf-8", "replace") for text in raw]], column.type)
+    column = pa.chunked_array([repaired(chunk) for chunk in column.chunks], column.type)
     return column if column.type == kind else column.cast(kind)
 
 

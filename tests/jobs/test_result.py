@@ -135,13 +135,51 @@ def test_a_part_without_inputs_holds_answers_alone() -> None:
     assert table.num_columns == 2 + len(ENDING)
 
 
-@pytest.mark.parametrize("kind", [pa.string(), pa.large_string()], ids=str)
-def test_kept_text_that_is_not_utf8_is_repaired_so_that_sql_can_read_it(tmp_path: Any, kind: pa.DataType) -> None:
-    binary = pa.large_binary() if kind == pa.large_string() else pa.binary()
-    broken = pa.array([b"ok", b"caf\xe9", None], binary).view(kind)
-    table = part_table(result_schema(pa.schema([("t", kind)]), ("t",), TEXT), [row(0), row(1), row(2)], pa.table({"t": broken}))
+def broken(kind: pa.DataType) -> pa.Array:
+    """Four texts, the second and the last not UTF-8."""
+    return pa.array([b"ok", b"caf\xe9", None, b"K\xe4se"], pa.large_binary() if kind == pa.large_string() else pa.binary()).view(kind)
+
+
+TEXTS = broken(pa.string())
+OFFSETS = pa.array([0, 1, 1, 2, 4], pa.int32())
+MENDED = ["ok", "caf\ufffd", None, "K\ufffdse"]
+LISTED = [["ok"], [], ["caf\ufffd"], [None, "K\ufffdse"]]
+KEPT = {
+    "string": (TEXTS, MENDED),
+    "large_string": (broken(pa.large_string()), MENDED),
+    "json": (pa.json_().wrap_array(pa.array([b'"ok"', b'"caf\xe9"'], pa.binary()).view(pa.string())), ['"ok"', '"caf\ufffd"']),
+    "dictionary": (
+        pa.DictionaryArray.from_arrays(pa.array([1, None, 0, 1], pa.int32()), TEXTS[:2]),
+        ["caf\ufffd", None, "ok", "caf\ufffd"],
+    ),
+    "list": (pa.ListArray.from_arrays(OFFSETS, TEXTS), LISTED),
+    "large_list": (pa.LargeListArray.from_arrays(OFFSETS.cast(pa.int64()), TEXTS), LISTED),
+    "list of lists": (
+        pa.ListArray.from_arrays(pa.array([0, 0, 2, 3, 4], pa.int32()), pa.ListArray.from_arrays(OFFSETS, TEXTS)),
+        [[], LISTED[:2], *([one] for one in LISTED[2:])],
+    ),
+    "fixed_size_list": (pa.FixedSizeListArray.from_arrays(pa.concat_arrays([TEXTS, TEXTS]), 2), [MENDED[:2], MENDED[2:]] * 2),
+    "struct": (
+        pa.StructArray.from_arrays([TEXTS, pa.array([1, 2, 3, 4])], ["t", "n"], mask=pa.array([False, False, True, False])),
+        [None if number == 2 else {"t": text, "n": number + 1} for number, text in enumerate(MENDED)],
+    ),
+    "map": (
+        pa.MapArray.from_arrays(OFFSETS, pa.array(["a", "b", "c", "d"]), TEXTS),
+        [{"a": "ok"}, {}, {"b": "caf\ufffd"}, {"c": None, "d": "K\ufffdse"}],
+    ),
+}
+
+
+@pytest.mark.parametrize(("column", "mended"), KEPT.values(), ids=KEPT.keys())
+@pytest.mark.parametrize("first", [0, 1])
+def test_kept_text_that_is_not_utf8_is_repaired_so_that_sql_can_read_it(
+    tmp_path: Any, column: pa.Array, mended: list[object], first: int
+) -> None:
+    inputs = pa.table({"t": column})[first:]
+    table = part_table(result_schema(inputs.schema, ("t",), TEXT), [row(number) for number in range(inputs.num_rows)], inputs)
+    table.validate(full=True)
     pq.write_table(table, tmp_path / "part.parquet")
-    assert duckdb.execute(f"select t from '{tmp_path}/part.parquet'").fetchall() == [("ok",), ("caf\ufffd",), (None,)]
+    assert [found for (found,) in duckdb.execute(f"select t from '{tmp_path}/part.parquet'").fetchall()] == mended[first:]
 
 
 def test_the_counts_of_a_part() -> None:
