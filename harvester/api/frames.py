@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import date, datetime, time
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import pyarrow as pa
@@ -70,8 +70,10 @@ def _alike(values: list[Any]) -> list[Any]:
 
 
 def safe_name(name: str) -> str:
-    """``name`` made valid for an upload: at most 100 letters, digits, dots, - and _, not beginning with a dot or -."""
-    return _UNSAFE.sub("-", name)[-100:].lstrip(".-") or "file"
+    """``name`` made valid for an upload: at most 100 letters, digits, dots, - and _, not beginning with a dot or -. Suffixes are kept."""
+    suffixes = "".join(PurePath(name).suffixes)
+    stem, ending = (_UNSAFE.sub("-", part) for part in (name.removesuffix(suffixes), suffixes[-90:]))
+    return (stem[-(100 - len(ending)) :].lstrip(".-") or "file") + ending
 
 
 def library_of(frame: Any) -> str:

@@ -17,6 +17,7 @@ import harvester
 from bench.harness.servers.jobs_server import JobsServer
 from harvester.api.client import Harvester
 from harvester.api.errors import HarvesterError, JobFailedError, MissingPackageError, NotFoundError, RefusedError, UnreachableError
+from harvester.api.frames import safe_name
 from harvester.api.rows import RECORD
 from jobs.result import RESULT_NAMES
 
@@ -232,6 +233,30 @@ def test_a_job_without_an_answer_raises_when_it_is_watched(client: Harvester) ->
     with pytest.raises(JobFailedError, match="all 1 rows ended as errors"):
         job.watch()
     assert [row["error_code"] for row in job.results().errors()] == ["null_text"]
+
+
+UPLOADED = {
+    "отчёт.csv": "file.csv",
+    "日本.parquet": "file.parquet",
+    "отчёт.csv.gz": "file.csv.gz",
+    "отчёт 2024.csv": "2024.csv",
+    "docs (1).csv": "docs-1-.csv",
+    ".docs.csv": "docs.csv",
+    "docs": "docs",
+    "日本": "file",
+    "x" * 120 + ".csv": "x" * 96 + ".csv",
+}
+
+
+@pytest.mark.parametrize(("name", "safe"), UPLOADED.items(), ids=UPLOADED.keys())
+def test_a_name_made_valid_keeps_its_suffixes(name: str, safe: str) -> None:
+    assert safe_name(name) == safe
+
+
+def test_a_file_whose_name_has_no_latin_letter_becomes_a_job(client: Harvester, tmp_path: Path) -> None:
+    (tmp_path / "отчёт.csv").write_text("text\na fish\n")
+    job = client.submit(tmp_path / "отчёт.csv", prompt="{text}").watch()
+    assert (job.id.rpartition("-")[0], job.rows_done) == ("file", 1)
 
 
 def test_a_client_of_nothing_says_so() -> None:
