@@ -7,6 +7,7 @@ how they run a flow: by `drive` or `drive_async`.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from dataclasses import dataclass, field
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -57,21 +58,27 @@ Step = Ask | Pause | Work
 Flow = Generator[Step, Any, T]
 
 
-def ask(method: str, path: str, *, is_safe: bool = True, tries: int = TRIES, **options: Any) -> Flow[Any]:
-    """The JSON of the answer. Retries while the server is away or busy; raises what `error_of` makes of an error answer."""
-    for attempt in range(1, tries + 1):
-        wait_s = RETRY_S * 2**attempt
+def ask(method: str, path: str, *, is_safe: bool = True, tries: int = TRIES, patience_s: float = 0.0, **options: Any) -> Flow[Any]:
+    """The JSON of the answer. Raises what `error_of` makes of an error answer.
+
+    While the server is away or busy, asks ``tries`` times, and further until the pauses in between add up to ``patience_s``.
+    """
+    waited_s = 0.0
+    for attempt in itertools.count(1):
+        is_last = attempt >= tries and waited_s >= patience_s
+        wait_s = RETRY_S * 2 ** min(attempt, TRIES)
         try:
             answer: HttpAnswer = yield Ask(method, path, options, is_safe)
         except UnreachableError as error:
-            if attempt == tries or not (is_safe or error.is_unsent):
+            if is_last or not (is_safe or error.is_unsent):
                 raise
         else:
             if answer.status < 400:
                 return answer.body
-            wait_s = wait_s if answer.retry_after_s is None else answer.retry_after_s
-            if answer.status not in _AGAIN or attempt == tries or wait_s > MAX_WAIT_S:
+            wait_s = wait_s if answer.retry_after_s is None else max(answer.retry_after_s, RETRY_S)
+            if answer.status not in _AGAIN or is_last or wait_s > MAX_WAIT_S:
                 raise error_of(answer.status, answer.body)
+        waited_s += wait_s
         yield Pause(wait_s)
     raise AssertionError("unreachable")
 

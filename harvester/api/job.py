@@ -15,6 +15,7 @@ from harvester.api.wire import AsyncWire, Wire
 
 ENDED = ("completed", "failed", "cancelled", "expired")
 POLL_S = 0.5
+PATIENCE_S = 120.0  # of a watch with a server that is away: a cluster that starts anew is away for 40 s
 M = TypeVar("M")
 
 
@@ -38,8 +39,8 @@ class _JobState:
     def rows_done(self) -> int:
         return int(self.view["rows_ok"]) + int(self.view["rows_error"])
 
-    def _refreshed(self) -> Flow[None]:
-        self.view = yield from ask("GET", f"/api/jobs/{self.id}")
+    def _refreshed(self, patience_s: float = 0.0) -> Flow[None]:
+        self.view = yield from ask("GET", f"/api/jobs/{self.id}", patience_s=patience_s)
 
     def _changed(self, verb: str) -> Flow[None]:
         self.view = yield from ask("POST", f"/api/jobs/{self.id}/{verb}", is_safe=verb in ("cancel", "pause", "resume"))
@@ -47,7 +48,7 @@ class _JobState:
     def _watched(self, progress: bool | None, poll_s: float) -> Flow[None]:
         shown = Progress(self, progress)
         while True:
-            yield from self._refreshed()
+            yield from self._refreshed(PATIENCE_S)
             is_over = self.state in ENDED and not self.view["rows_running"]
             shown.update(is_over)
             if is_over:
@@ -83,7 +84,8 @@ class Job(_JobState):
     def watch(self, *, progress: bool | None = None, poll_s: float = POLL_S) -> Self:
         """Wait until the job has ended. ``progress``: a bar in a notebook, a line on stderr; None: only in a notebook or on a terminal.
 
-        Raises `JobFailedError` unless the job completed with at least one answered row. Single failed rows are in the results.
+        Raises `JobFailedError` unless the job completed with at least one answered row. Single failed rows are in the results. Raises
+        `UnreachableError` or `HarvesterError` where the server is away for more than two minutes.
         """
         self._wire.run(self._watched(progress, poll_s))
         return self

@@ -1,0 +1,63 @@
+"""Flows of the client, driven without a server: what is asked again, and for how long."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from harvester.api.errors import HarvesterError, UnreachableError
+from harvester.api.flow import HttpAnswer, Pause, Step, drive
+from harvester.api.job import Job
+from jobs.testing import ManualClock
+
+RUNNING = {"id": "docs-1", "state": "running", "rows_ok": 1, "rows_error": 0, "rows_running": 1, "rows_total": 2, "message": None}
+COMPLETED = RUNNING | {"state": "completed", "rows_ok": 2, "rows_running": 0}
+
+
+def busy(retry_after_s: float | None) -> HttpAnswer:
+    return HttpAnswer(503, {"message": "starting"}, retry_after_s)
+
+
+def lost() -> HttpAnswer:
+    raise UnreachableError("no server answers")
+
+
+AWAY: dict[str, Callable[[], HttpAnswer]] = {
+    "503 and Retry-After: 3": lambda: busy(3.0),
+    "503 and Retry-After: 0": lambda: busy(0.0),
+    "503": lambda: busy(None),
+    "no server": lost,
+}
+
+
+def watch(clock: ManualClock, away: Callable[[], HttpAnswer], away_s: float) -> int:
+    """Watch a job of a server that is away from the second request on, for so long. Returns the number of requests."""
+    asked = 0
+
+    def do(step: Step) -> Any:
+        nonlocal asked
+        if isinstance(step, Pause):
+            return clock.advance(step.seconds)
+        asked += 1
+        if asked == 1:
+            return HttpAnswer(200, RUNNING)
+        return HttpAnswer(200, COMPLETED) if clock() >= away_s else away()
+
+    wire: Any = None
+    drive(Job(wire, RUNNING)._watched(False, 0.5), do)
+    return asked
+
+
+@pytest.mark.parametrize("away", AWAY.values(), ids=AWAY.keys())
+def test_a_watch_outlives_a_server_that_is_away_for_a_minute(away: Callable[[], HttpAnswer]) -> None:
+    clock = ManualClock(0.0)
+    assert watch(clock, away, 60.0) > 10
+    assert clock() < 70.0, "it goes on soon after the server does"
+
+
+@pytest.mark.parametrize("away", AWAY.values(), ids=AWAY.keys())
+def test_a_watch_gives_up_a_server_that_stays_away(away: Callable[[], HttpAnswer]) -> None:
+    with pytest.raises(HarvesterError, match=r"starting|no server answers"):
+        watch(ManualClock(0.0), away, 1e9)
