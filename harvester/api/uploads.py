@@ -96,6 +96,10 @@ def _send(path: Path, upload_id: str, name: str, digest: str) -> Flow[str]:
     while not state["is_whole"]:
         offset = min(int(state["bytes"]), total)
         piece: bytes = yield Work(partial(_piece, path, offset))
+        if not piece and offset < total:
+            raise HarvesterError(
+                f"{path} had {total:,} bytes and became shorter while it was uploaded; upload it again when nobody writes to it"
+            )
         is_last = offset + len(piece) >= total
         params = {"offset": offset} | ({"last": True, "digest": digest} if is_last else {})
         headers = {DIGEST: hashlib.sha256(piece).hexdigest()}

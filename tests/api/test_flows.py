@@ -1,15 +1,18 @@
-"""Flows of the client, driven without a server: what is asked again, and for how long."""
+"""Flows of the client, driven without a server: what is asked again, for how long, and what an upload sends."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from harvester.api import uploads
 from harvester.api.errors import HarvesterError, UnreachableError
-from harvester.api.flow import HttpAnswer, Pause, Step, drive
+from harvester.api.flow import Ask, HttpAnswer, Pause, Step, Work, drive
 from harvester.api.job import Job
+from harvester.api.uploads import upload
 from jobs.testing import ManualClock
 
 RUNNING = {"id": "docs-1", "state": "running", "rows_ok": 1, "rows_error": 0, "rows_running": 1, "rows_total": 2, "message": None}
@@ -61,3 +64,25 @@ def test_a_watch_outlives_a_server_that_is_away_for_a_minute(away: Callable[[], 
 def test_a_watch_gives_up_a_server_that_stays_away(away: Callable[[], HttpAnswer]) -> None:
     with pytest.raises(HarvesterError, match=r"starting|no server answers"):
         watch(ManualClock(0.0), away, 1e9)
+
+
+def test_a_file_that_becomes_shorter_while_it_is_uploaded_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(uploads, "PIECE_BYTES", 4)
+    path = tmp_path / "docs.csv"
+    path.write_text("text\nfish\n")
+    sent = 0
+
+    def do(step: Step) -> Any:
+        nonlocal sent
+        if isinstance(step, Work):
+            return step.call()
+        assert isinstance(step, Ask)
+        if step.method == "PUT":
+            assert step.options["content"], "an empty piece"
+            sent += len(step.options["content"])
+            path.write_text("tex")
+        return HttpAnswer(200, {"bytes": sent, "is_whole": False})
+
+    with pytest.raises(HarvesterError, match=r"docs\.csv had 10 bytes and became shorter while it was uploaded; upload it again"):
+        drive(upload(path), do)
+    assert sent == 4
