@@ -115,7 +115,9 @@ class AppendedFile(Closing):
             _take(self._written, line)
 
     def _known(self) -> _Written:
-        """What the journal records, without a line torn by a writer that died. Raises `StorageError` for another job's journal."""
+        """What the journal records of the file, without a line torn by a writer that died. Raises `StorageError` for another job's file."""
+        if not self._path.exists():
+            return _Written()
         self._journal.seek(0)
         head, *lines = self._journal.read().split(b"\n")[:-1] or [b"null"]
         written = _Written()

@@ -147,7 +147,16 @@ def test_a_glob_below_a_folder_with_brackets_in_its_name_works(tmp_path: Path) -
 
 @pytest.mark.parametrize(
     ("pattern", "files"),
-    [("*.parquet", 1), ("**/*.parquet", 3), ("a*/*.pq", 0), ("a*", 2), ("**", 3), ("?/[ab].parquet", 1), ("a/**/b.parquet", 2), ("*/*/*.parquet", 1)],
+    [
+        ("*.parquet", 1),
+        ("**/*.parquet", 3),
+        ("a*/*.pq", 0),
+        ("a*", 2),
+        ("**", 3),
+        ("?/[ab].parquet", 1),
+        ("a/**/b.parquet", 2),
+        ("*/*/*.parquet", 1),
+    ],
 )
 def test_globs_match_names_and_folders(tmp_path: Path, pattern: str, files: int) -> None:
     (tmp_path / "a" / "c").mkdir(parents=True)

@@ -231,6 +231,13 @@ def test_a_file_of_another_job_is_left_alone(sink: PartsSink, tmp_path: Path, na
     with pytest.raises(StorageError, match=r"move it away or name another file"):
         TargetName.of(str(tmp_path / KINDS[name].name)).open("docs-2")
     assert KINDS[name].rows(tmp_path) == expected(sink)
+    path = tmp_path / KINDS[name].name
+    path.rename(tmp_path / "away")
+    with TargetName.of(str(path)).open("docs-2") as other:
+        assert other.update(sink.parts(), is_final=True) == ROWS
+    assert KINDS[name].rows(tmp_path) == expected(sink)
+    with pytest.raises(StorageError, match=r"move it away or name another file"):
+        KINDS[name].target(tmp_path)
 
 
 def test_two_jobs_may_share_a_table_and_a_schema_may_be_named(sink: PartsSink, tmp_path: Path) -> None:
