@@ -113,8 +113,13 @@ class Database:
     def _select_all(self, table: str) -> str:
         for schema, name in self._found():
             if table.casefold() in (_shown(schema, name).casefold(), f"{schema}.{name}".casefold()):
-                return f"select * from {_quoted(schema)}.{_quoted(name)}"
+                # With the database's own name, because a schema may have the same one.
+                return f"select * from {_quoted(self._name())}.{_quoted(schema)}.{_quoted(name)}"
         raise SourceError(f"{self._path} has no table {table!r}; its tables: {self._listed()}")
+
+    def _name(self) -> str:
+        ((name,),) = self._connection.sql("select current_database()").fetchall()
+        return str(name)
 
     def _checked(self, query: str) -> str:
         too_much = fault(tokens(query))

@@ -45,7 +45,6 @@ class TableCopy(Closing):
         self._job = job
         self._patience_s = patience_s
         self._sleep = sleep
-        self._name = ".".join(_quoted(name) for name in (self._schema or "main", self._table))
         self._key = f"{self._schema or 'main'}.{self._table}".lower()
         self._rows = 0
         self._editions: dict[str, str] | None = None  # after the last `update`; None before the first
@@ -82,8 +81,15 @@ class TableCopy(Closing):
         )
         return _one(connection, sql, [self._key]) > 0
 
+    def _schema_in(self, connection: duckdb.DuckDBPyConnection) -> str:
+        """The schema with the database's name before it, because both may have the same one."""
+        ((database,),) = connection.execute("SELECT current_database()").fetchall()
+        return f"{_quoted(database)}.{_quoted(self._schema or 'main')}"
+
     def _take(self, connection: duckdb.DuckDBPyConnection, part: Part) -> None:
         table = part.read()
+        schema = self._schema_in(connection)
+        name = f"{schema}.{_quoted(self._table)}"
         label = "job_id"
         while label in {name.lower() for name in table.schema.names}:
             label = f"_{label}"
@@ -91,11 +97,11 @@ class TableCopy(Closing):
         try:
             rows = f"SELECT ?::VARCHAR AS {label}, * FROM part"
             if not self._is_there(connection):
-                connection.execute(f"CREATE SCHEMA IF NOT EXISTS {_quoted(self._schema or 'main')}")
-                connection.execute(f"CREATE TABLE {self._name} AS {rows} LIMIT 0", [self._job])
+                connection.execute(f"CREATE SCHEMA IF NOT EXISTS {schema}")
+                connection.execute(f"CREATE TABLE {name} AS {rows} LIMIT 0", [self._job])
             if self._editions and part.name in self._editions:
-                connection.execute(f"DELETE FROM {self._name} WHERE {label} = ? AND row_id IN (SELECT row_id FROM part)", [self._job])
-            connection.execute(f"INSERT INTO {self._name} BY NAME {rows}", [self._job])
+                connection.execute(f"DELETE FROM {name} WHERE {label} = ? AND row_id IN (SELECT row_id FROM part)", [self._job])
+            connection.execute(f"INSERT INTO {name} BY NAME {rows}", [self._job])
             note = [*self._about, part.name, part.edition, table.num_rows]
             connection.execute(f"INSERT OR REPLACE INTO {_NOTES} VALUES (?, ?, ?, ?, ?)", note)
         finally:

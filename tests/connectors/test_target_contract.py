@@ -22,7 +22,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
+from connectors.open import open_source
 from connectors.parquet.parts import Part, PartsSink
+from connectors.targets.table import TableCopy
 from connectors.targets.target import Target, TargetName
 from harvester.errors import StorageError, UsageError
 
@@ -250,6 +252,17 @@ def test_two_jobs_may_share_a_table_and_a_schema_may_be_named(sink: PartsSink, t
     assert counted == [("docs-1", ROWS), ("docs-2", ROWS)]
 
 
+@pytest.mark.parametrize("name", ["sales", "memory", "my.sales", 'sales "new"'])
+def test_a_schema_may_be_named_like_its_file(sink: PartsSink, tmp_path: Path, name: str) -> None:
+    path = tmp_path / f"{name}.duckdb"
+    with TableCopy(path, f"{name.partition('.')[0]}.done", "docs-1") as target:
+        for index in range(2):
+            write(sink, index)
+            assert target.update(sink.parts(), is_final=False) == (index + 1) * ROWS
+    with open_source(str(path), table=f"{name.partition('.')[0]}.done") as source:
+        assert source.row_count == 2 * ROWS
+
+
 def test_a_new_database_has_its_name_when_it_is_whole(sink: PartsSink, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """DuckDB does not recognize a file whose creator was killed halfway."""
     path, link, seen = tmp_path / "new.duckdb", os.link, []
@@ -304,8 +317,6 @@ def hold(path: Path, ready: Any, go: Any) -> None:
 
 
 def test_a_database_that_another_process_has_open_is_waited_for_and_named(sink: PartsSink, tmp_path: Path) -> None:
-    from connectors.targets.table import TableCopy
-
     write(sink, 0)
     context = multiprocessing.get_context("spawn")
     ready, go = context.Event(), context.Event()
