@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from contextlib import AbstractContextManager
 from pathlib import Path, PurePosixPath
@@ -138,7 +139,9 @@ def _check_form(told: TextForm, label: str) -> None:
 def _split(uri: str, table: str | None) -> tuple[str, str | None]:
     """Split ``shop.duckdb:docs``, as ``--into`` names a table, into file and table, unless a file has that whole name."""
     match = _TABLE.fullmatch(uri)
-    if match is None or "://" in uri or is_attached(uri) or Path(uri).expanduser().exists():
+    if match is None or "://" in uri or is_attached(uri):
+        return uri, table
+    if os.path.exists(os.path.expanduser(uri)):  # noqa: PTH110, PTH111 - raises nothing: no rule was applied yet
         return uri, table
     if table is not None and table != match["table"]:
         raise SourceError(f"{shown(uri)} names the table {match['table']}, and --table {table}; give one of them")

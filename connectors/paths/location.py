@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,7 +70,7 @@ def locate(uri: str, rules: SourceRules | None = None) -> Location:
 def _local(path: str, uri: str, rules: SourceRules | None) -> Location:
     if rules is not None and not path.startswith("/"):  # a client must not learn this process's folder
         raise SourceError(f"{uri[:200]} is a relative path, which a server cannot read for its clients; give a path that begins with /")
-    absolute = str(Path(path).expanduser().absolute())
+    absolute = str(Path(os.path.expanduser(path)).absolute())  # noqa: PTH111 - the home of an unknown user stays as it is written
     if rules is not None:
         rules.check_path(absolute)
     return Location(fs.LocalFileSystem(), absolute, uri, rules)

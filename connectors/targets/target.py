@@ -58,7 +58,10 @@ class TargetName:
         if "://" in text:
             raise UsageError(f"results are written to this machine's disks, not to {text}; give {KNOWN} and copy it there")
         match = _TABLE.fullmatch(text)
-        path = Path(match["file"] if match else text).expanduser().absolute()
+        try:
+            path = Path(match["file"] if match else text).expanduser().absolute()
+        except RuntimeError as error:
+            raise UsageError(f"{text} begins with the home folder of a user who is unknown here; give a path without ~") from error
         suffix = path.suffix.lower()
         if match is None and suffix in (".duckdb", ".ddb", ".db"):
             raise UsageError(f"{text} is a DuckDB file: name the table too, as {text}:results")

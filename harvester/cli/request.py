@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import glob
 import json
+import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -80,8 +81,8 @@ def find_source(source: str) -> str:
         return source
     if is_attached(source):
         kind, _, rest = source.partition(":")
-        return f"{kind}:{Path(rest).expanduser().absolute()}" if kind.lower() in ("duckdb", "sqlite") else source
-    path = Path(source).expanduser().absolute()
+        return f"{kind}:{_absolute(rest)}" if kind.lower() in ("duckdb", "sqlite") else source
+    path = _absolute(source)
     if path.exists() or (is_table(source) and Path(str(path).rpartition(":")[0]).exists()):
         return str(path)
     if _GLOB.search(source):
@@ -125,6 +126,10 @@ def read_template_kwargs(given: str | None) -> dict[str, Any]:
     if not isinstance(kwargs, dict):
         raise UsageError('--chat-template-kwargs must be a JSON object, such as {"reasoning_effort": "low"}')
     return kwargs
+
+
+def _absolute(path: str) -> Path:
+    return Path(os.path.expanduser(path)).absolute()  # noqa: PTH111 - the home of an unknown user stays as it is written
 
 
 def _task(task: str) -> tuple[str, dict[str, Any] | None]:

@@ -15,6 +15,7 @@ from connectors.files.form import TextForm
 from connectors.open import open_source
 from connectors.paths.location import locate
 from connectors.paths.names import source_name
+from connectors.paths.rules import SourceRules
 from connectors.selection import Selection
 from harvester.errors import SourceError
 
@@ -76,6 +77,10 @@ CASES: list[tuple[str, str, dict[str, Any], str]] = [
     ("a missing DuckDB file", "gone.duckdb", {"table": "docs"}, r"gone.duckdb does not exist"),
     ("a DuckDB file elsewhere", "memory://x/shop.duckdb", {"table": "docs"}, r"must be on a local disk: copy memory://x/shop.duckdb"),
     ("words under a DuckDB name", "words.duckdb", {"table": "docs"}, r"cannot open .*words.duckdb: .*not a valid DuckDB"),
+    ("a file of nobody", "~nosuchuser/docs.parquet", {}, r"~nosuchuser/docs.parquet does not exist; give the path"),
+    ("a database of nobody", "~nosuchuser/x.db:t", {}, r"~nosuchuser/x.db does not exist"),
+    ("a database of nobody, from elsewhere", "~nosuchuser/x.db:t", {"rules": SourceRules()}, r"x.db is a relative path, which a server"),
+    ("a name that is too long", f"/{'x' * 300}.db:t", {}, r"cannot read /x+.db: .*; check the address"),
     ("a missing table", "shop.duckdb", {"table": "doc"}, r"shop.duckdb has no table 'doc'; its tables: docs, none_yet"),
     ("a table of another schema", "shop.duckdb", {"table": "notes"}, r"no table 'notes'; its tables: .*other.notes"),
     ("a table without rows", "shop.duckdb", {"table": "none_yet"}, r"table 'none_yet' on .* gives no rows"),

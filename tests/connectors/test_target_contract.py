@@ -370,6 +370,7 @@ NAMES = {
     "a DuckDB file alone": ("out.duckdb", "name the table too, as out.duckdb:results"),
     "no ending": ("out", "unknown kind of target 'out'; give FILE.parquet"),
     "an array": ("out.json", "unknown kind of target 'out.json'"),
+    "the home of nobody": ("~nosuchuser/out.csv", "of a user who is unknown here; give a path without ~"),
     "an address": ("s3://bucket/out.parquet", "are written to this machine's disks"),
 }
 
