@@ -96,6 +96,8 @@ def _groups(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Iterator[pa
             batch = batch.slice(GROUP_ROWS - rows)
             held, rows, held_bytes = [], 0, 0
         if batch.num_rows:
+            if batch.get_total_buffer_size() > 2 * batch.nbytes:  # a few rows keep all those in memory that they were read with
+                batch = pa.concat_batches([batch])
             held.append(batch)
             rows, held_bytes = rows + batch.num_rows, held_bytes + batch.get_total_buffer_size()
         if held_bytes >= GROUP_BYTES:

@@ -49,6 +49,15 @@ def test_chosen_rows_keep_the_types_of_the_source(docs: str) -> None:
         assert [value.value for value in some.read(some.row_groups()[0], 0, 2)["when"]] == [4_998 * 10**9 + 1, 4_999 * 10**9 + 1]
 
 
+@pytest.mark.parametrize("chosen", [Selection(where="id % 2 = 0"), Selection(sample=1_500)], ids=["condition", "sample"])
+def test_chosen_long_rows_are_kept_in_few_groups(tmp_path: Path, chosen: Selection) -> None:
+    """The rows around them are read with them, and count neither as rows nor as memory of a group."""
+    table = pa.table({"id": range(4_000), "text": [f"{number:04}" * 1_024 for number in range(4_000)]})
+    pq.write_table(table, tmp_path / "long.parquet", compression="zstd", row_group_size=1_000)
+    with open_source(str(tmp_path / "long.parquet"), selection=chosen) as source:
+        assert [group.row_count for group in source.row_groups()] == [source.row_count]
+
+
 def test_work_goes_on_with_the_rows_that_were_chosen_whatever_became_of_the_source(docs: str, tmp_path: Path) -> None:
     chosen = Selection(sample=20, seed=1)
     with open_source(docs, selection=chosen, snapshot_dir=tmp_path / "copies") as source:
