@@ -6,6 +6,7 @@ complete or absent. Several processes may use one folder. Nothing that a client 
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import secrets
@@ -24,6 +25,8 @@ from jobs.storage.publish import publish_to
 
 if TYPE_CHECKING:
     from jobs.storage.mirror import Mirror
+
+log = logging.getLogger("harvester.files")
 
 _ID = re.compile(r"file-[0-9a-f]{24}")
 _LEFTOVER_AFTER_S = 3600.0  # content without metadata: a writer died, or is about to write it
@@ -119,53 +122,72 @@ class FileStore:
 
     def _is_there(self, file_id: str) -> bool:
         path = self._about(file_id)
-        return path.exists() if self._mirror is None else self._mirror.fetch(path)
+        try:
+            return path.exists() if self._mirror is None else self._mirror.fetch(path)
+        except OSError as error:
+            raise storage_error("read", path, error) from error
 
     def delete(self, file_id: str) -> None:
         """Raises `NotFoundError`. Who has the content open reads on."""
         self._remove(self.get(file_id).id)
 
     def list(self) -> list[StoredFile]:
-        """Newest first."""
-        ids = self._ids()
-        there_now = set(ids)
-        self._known = {file_id: stored for file_id, stored in tuple(self._known.items()) if file_id in there_now}
-        found = [self._read(file_id) for file_id in ids if _ID.fullmatch(file_id)]
+        """Newest first. Raises `StorageError` where one cannot be read."""
+        found = [self._read(file_id) for file_id in self._ids()]
         there = [stored for stored in found if stored is not None and not self._is_over(stored)]
         return sorted(there, key=lambda stored: (stored.created_at_s, stored.id), reverse=True)
 
     def _ids(self) -> Sequence[str]:
+        """Of the files that are there; all others are forgotten."""
+        ids = {name.removesuffix(".json") for name in self._names() if name.endswith(".json")}
+        self._known = {file_id: stored for file_id, stored in tuple(self._known.items()) if file_id in ids}
+        return [file_id for file_id in ids if _ID.fullmatch(file_id)]
+
+    def _names(self) -> Sequence[str]:
         if self._mirror is not None:
-            return [path.stem for path in self._mirror.fetch_folder(self._folder, ".json")]
+            return [path.name for path in self._mirror.fetch_folder(self._folder, ".json")]
         try:
-            return [entry.name.removesuffix(".json") for entry in os.scandir(self._folder) if entry.name.endswith(".json")]
+            return [entry.name for entry in os.scandir(self._folder)]
         except FileNotFoundError:
             return []
         except OSError as error:
             raise storage_error("list", self._folder, error) from error
 
     def sweep(self) -> None:
-        """Remove the files whose time is over, and what dead writers have left."""
-        for stored in tuple(self._known.values()):
-            if self._is_over(stored):
-                self._remove(stored.id)
-        for path in self._folder.glob("file-*.data"):
-            with suppress(FileNotFoundError):
-                if not path.with_suffix(".json").exists() and self._now_s() - path.stat().st_mtime > _LEFTOVER_AFTER_S:
-                    path.unlink()
-        sweep(self._folder)
+        """Remove the files whose time is over, and what dead writers have left. A file that cannot be read or removed is passed over.
+
+        Raises `StorageError` where the folder cannot be swept.
+        """
+        for file_id in self._ids():
+            try:
+                stored = self._read(file_id)
+                if stored is not None and self._is_over(stored):
+                    self._remove(file_id)
+            except StorageError as error:
+                log.warning("file_not_swept %s", error.message)
+        try:
+            for path in self._folder.glob("file-*.data"):
+                with suppress(FileNotFoundError):
+                    if not path.with_suffix(".json").exists() and self._now_s() - path.stat().st_mtime > _LEFTOVER_AFTER_S:
+                        path.unlink()
+            sweep(self._folder)
+        except OSError as error:
+            raise storage_error("sweep", self._folder, error) from error
 
     def _is_over(self, stored: StoredFile) -> bool:
         return stored.expires_at_s is not None and stored.expires_at_s <= self._now_s()
 
     def _read(self, file_id: str) -> StoredFile | None:
+        """None: deleted meanwhile. Raises `StorageError`."""
         stored = self._known.get(file_id)
         if stored is None:
             path = self._about(file_id)
             try:
                 stored = self._known[file_id] = StoredFile.model_validate_json(path.read_bytes())
-            except FileNotFoundError:  # deleted meanwhile
+            except FileNotFoundError:
                 return None
+            except OSError as error:
+                raise storage_error("read", path, error) from error
             except ValueError as error:
                 raise StorageError(f"{path} is damaged; remove it, and upload the file again") from error
         return stored

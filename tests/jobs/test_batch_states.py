@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -141,6 +142,24 @@ def test_two_processes_see_each_others_files(tmp_path: Path) -> None:
     assert two.list() == [stored] == [two.get(file_id)]
     two.delete(file_id)
     assert one.list() == []
+
+
+@pytest.mark.parametrize("harm", [Path.mkdir, lambda path: path.write_text("damaged")], ids=["the disk fails", "damaged"])
+def test_a_file_that_cannot_be_read_keeps_no_other_from_being_swept(tmp_path: Path, harm: Callable[[Path], object]) -> None:
+    clock = ManualClock()
+    for _ in range(8):  # in whichever order the folder lists them
+        with publish(FileStore(tmp_path, clock).content(file_id := new_file_id())) as file:
+            file.write(b"abc")
+        FileStore(tmp_path, clock).enter(file_id, "a.jsonl", "batch", expires_after_s=60)
+    bad = tmp_path / f"{new_file_id()}.json"
+    harm(bad)
+    clock.advance(60)
+    store = FileStore(tmp_path, clock)  # of a process that has read none of them
+    store.sweep()
+    assert list(tmp_path.iterdir()) == [bad]
+    for read in (store.list, lambda: store.get(bad.stem)):
+        with pytest.raises(StorageError, match=bad.name):
+            read()
 
 
 def test_content_that_nobody_described_is_swept_once_it_is_old(tmp_path: Path) -> None:

@@ -66,9 +66,8 @@ class FilesApp:
     async def _sweep(self) -> None:
         while True:
             try:
-                await asyncio.to_thread(self._files.list)
                 await asyncio.to_thread(self._files.sweep)
-            except StorageError as error:  # the storage, or one file: the next time tries again
+            except StorageError as error:  # the next time tries again
                 log.warning("files_not_swept %s", error.message)
             await asyncio.sleep(SWEEP_S)
 
