@@ -187,7 +187,7 @@ class BatchController:
             record = self._store.get(batch_id)
             step = next_step(record.status, None if job is None else job.state, held)
             if step is BatchStep.FINALIZE and job is not None:
-                await self._finalize(record, job)
+                await self._finalize(batch_id, job)
             else:
                 await self._step(record, step)
         except (StorageError, EngineError) as error:
@@ -219,8 +219,7 @@ class BatchController:
             try:
                 plan, model = await asyncio.to_thread(self._planner.plan, record, models, is_stopped)
             except InvalidInput as invalid:
-                if not is_stopped():
-                    await self._fail(record.id, list(invalid.errors))
+                await self._fail(record.id, list(invalid.errors), only_from={BatchStatus.VALIDATING})
                 return
             except Stopped:
                 return
@@ -234,9 +233,9 @@ class BatchController:
         """Mark a batch as in progress, unless it was cancelled while its job was submitted: then the next `look` stops the job."""
         await self._change(batch_id, BatchStatus.IN_PROGRESS, only_from={BatchStatus.VALIDATING})
 
-    async def _finalize(self, record: BatchRecord, job: JobView) -> None:
-        ends_cancelled = final_status(record.status, job.state) is BatchStatus.CANCELLED
-        record = await self._change(record.id, BatchStatus.CANCELLING if ends_cancelled else BatchStatus.FINALIZING)
+    async def _finalize(self, batch_id: str, job: JobView) -> None:
+        before = BatchStatus.CANCELLING if job.state is JobState.CANCELLED else BatchStatus.FINALIZING
+        record = await self._change(batch_id, before, only_from=frozenset(BatchStatus) - {BatchStatus.CANCELLING})
         async with self._heavy:
             outcome = await asyncio.to_thread(
                 write_outputs,
@@ -252,8 +251,8 @@ class BatchController:
         files: dict[str, Any] = {"output_file_id": outcome.output_file_id, "error_file_id": outcome.error_file_id}
         await self._change(record.id, status, errors=errors, counts=outcome.counts, usage=outcome.usage, **files)
 
-    async def _fail(self, batch_id: str, errors: list[BatchError]) -> None:
-        await self._change(batch_id, BatchStatus.FAILED, errors=tuple(errors), counts=Counts())
+    async def _fail(self, batch_id: str, errors: list[BatchError], only_from: Collection[BatchStatus] | None = None) -> None:
+        await self._change(batch_id, BatchStatus.FAILED, only_from=only_from, errors=tuple(errors), counts=Counts())
 
     async def _change(
         self, batch_id: str, status: BatchStatus | None = None, *, only_from: Collection[BatchStatus] | None = None, **changes: Any

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import urllib.parse
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -26,6 +27,7 @@ from jobs.batches import controller as keeper_module
 from jobs.batches.controller import BatchController
 from jobs.batches.files import FileStore
 from jobs.batches.plan import BatchPlanner
+from jobs.batches.record import BatchRecord
 from jobs.batches.states import BatchStatus
 from jobs.batches.store import BatchStore
 from jobs.config import BatchConfig, HarvestConfig
@@ -34,6 +36,7 @@ from jobs.hint import SchedulingHint
 from jobs.ledger.ledger import Ledger
 from jobs.run.runner import Runner
 from jobs.spec import JobView, PartStats
+from jobs.states import JobState
 from jobs.storage.folder import StateFolder
 from jobs.testing import DirectLedger, ManualClock, Refused, ScriptedEngine, last_content
 
@@ -329,6 +332,43 @@ async def test_a_job_cancelled_by_its_own_command_ends_its_batch(office: Bureau)
     await office.client.change(batch.id, "cancel")
     done = await office.until(batch.id, ENDED)
     assert (done.status, done.output_file_id, done.error_file_id) == ("cancelled", None, None)
+
+
+@pytest.mark.parametrize("lines", [[{}], [line(0)]], ids=["whose input is none", "whose rows are all done"])
+async def test_a_batch_cancelled_at_its_last_moment_ends_cancelled(
+    tmp_path: Path, lines: Sequence[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cancelling is being written when the controller decides on what it read before."""
+    bureau = Bureau(tmp_path, BatchConfig(), last_content)
+    controller, loop, put = bureau.controller, asyncio.get_running_loop(), bureau.controller._store.put
+    decided, begun = threading.Event(), asyncio.Event()
+
+    def slow(record: BatchRecord) -> None:
+        if record.status is BatchStatus.CANCELLING and not decided.is_set():
+            loop.call_soon_threadsafe(begun.set)
+            assert decided.wait(PATIENCE_S)
+        put(record)
+
+    async with bureau.http:
+        batch = await bureau.create(lines)
+        if lines != [{}]:
+            await controller.look()
+            await controller.settle()
+            async with going(bureau.runner().run()):
+                await bureau.until(batch.id, {"in_progress"}, lambda _: bureau.ledger.show(batch.id).state is JobState.COMPLETED)
+        monkeypatch.setattr(controller._store, "put", slow)
+        cancelling = asyncio.create_task(controller.cancel(batch.id))
+        await begun.wait()
+        await controller.look()
+        await bureau.until(batch.id, {batch.status, "in_progress"}, lambda _: bool(controller._writing._waiters))
+        decided.set()
+        await cancelling
+        await controller.settle()
+        await controller.look()  # the input is none: there is no job to wait for
+        await controller.settle()
+        assert (await bureau.api.batches.retrieve(batch.id)).status == "cancelled"
+    bureau.ledger.check()
+    bureau.ledger.close()
 
 
 @pytest.mark.parametrize("status", ["completed", "failed"])
