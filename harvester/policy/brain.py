@@ -48,6 +48,7 @@ class Brain:
         self._gave_way: set[str] = set()  # offline rows whose KV was last taken for chat
         self._alone = ChatAlone(config.max_slowdown)
         self._fresh = 1.0  # average share of an admitted offline row's tokens that is computed, not cached
+        self._chat_fresh = 1.0  # the same of an online request
 
     @property
     def parts(self) -> Parts:
@@ -109,8 +110,8 @@ class Brain:
             self._parts.offline.charge(job, tokens)
         again = sum([tokens for name, tokens in ran.recomputed.items() if name not in self._gave_way]) if ran.recomputed else 0
         self._parts.admission.ran(sum(ran.served.values()), again)
-        if ran.admitted_tokens:
-            self._fresh += (1.0 - ran.cached_tokens / ran.admitted_tokens - self._fresh) / FRESH_STEPS
+        self._fresh = _fresh(self._fresh, ran.cached_tokens, ran.admitted_tokens)
+        self._chat_fresh = _fresh(self._chat_fresh, ran.chat_cached_tokens, ran.chat_admitted_tokens)
 
     def answered(self, ran: StepRan, seconds: float, now_s: float) -> None:
         """A step was answered ``seconds`` after it began. Call it before the next plan; `observe` may come later.
@@ -242,5 +243,10 @@ class Brain:
         online = {one.name: one.step_tokens for i in step.run if not (one := running[i]).offline}
         offline = sum([running[i].step_tokens for i in step.run if running[i].offline]) if len(online) < len(step.run) else 0
         tokens = min(bounds, default=math.inf) - offline
-        out = left_out(online, view.waiting.get, ranks, view.max_seqs, view.free_blocks, tokens)
+        out = left_out(online, view.waiting.get, ranks, view.max_seqs, view.free_blocks, tokens, self._chat_fresh)
         return frozenset([i for i in step.run if running[i].name in out]) if out else frozenset()
+
+
+def _fresh(before: float, cached_tokens: int, tokens: int) -> float:
+    """The running mean of the share that was not cached."""
+    return before + (1.0 - cached_tokens / tokens - before) / FRESH_STEPS if tokens else before

@@ -17,7 +17,8 @@ class StepRan:
 
     ``online_load``: load of those alone. ``first_tokens``: names of the requests that got their first token in it.
     Empty ``load``: the step ended early and computed nothing.
-    ``admitted_tokens``: tokens of the offline rows that it admitted; ``cached_tokens``: those of them that were found in a cache.
+    ``admitted_tokens``: tokens of the offline rows that it admitted; ``cached_tokens``: those of them that were found in a cache. The same
+    of its online requests: ``chat_admitted_tokens`` and ``chat_cached_tokens``.
     ``recomputed``: tokens to compute again, by offline row that had lost its KV and was admitted again in this step.
     """
 
@@ -29,6 +30,8 @@ class StepRan:
     online_load: StepLoad = NO_LOAD
     first_tokens: Sequence[str] = ()
     recomputed: Mapping[str, int] = field(default_factory=dict)
+    chat_admitted_tokens: int = 0
+    chat_cached_tokens: int = 0
 
     def online_share(self, model: LatencyModel) -> float:
         """Time of its online work alone over its whole time, both as predicted."""

@@ -59,7 +59,7 @@ class SimDoor:
         )
         yield_s = self._policy.yield_s(asked, crowd, now_s)
         if yield_s:
-            self.yield_until_s = now_s + yield_s
+            self.yield_until_s = max(self.yield_until_s, now_s + yield_s)
         if self._policy.refused_s(asked, crowd, now_s) is not None:
             self.refused.append(request)
             return False

@@ -359,8 +359,8 @@ def test_an_engine_that_asks_for_no_masks_learns_from_its_steps_and_keeps_none(h
     scheduler._brain.observe = lambda *given: observed.append(given) or observe(*given)
     for _ in range(20):
         drive.update(drive.schedule())
-    assert len(observed) >= 19
-    assert len(scheduler._answered) <= 1
+    assert len(observed) >= 18
+    assert len(scheduler._answered) <= 2
 
 
 def test_one_step_of_asynchronous_scheduling_keeps_the_same_order(model: Path) -> None:

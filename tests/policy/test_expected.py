@@ -212,6 +212,16 @@ def test_a_row_that_needs_the_margin_keeps_those_behind_it_out_until_no_other_ru
     assert admitted(Expected(), waiting, replace(alone, running=[chat._replace(blocks_now=20, context=20 * BLOCK - 1)])) == 3, "for chat"
 
 
+@pytest.mark.parametrize(("prompt", "chat_blocks"), [(13_900, 100), (5_900, 600), (4_300, 700)])
+def test_a_row_that_needs_the_margin_only_beside_chat_waits_for_chat_and_keeps_none_out(prompt: int, chat_blocks: int) -> None:
+    left = (1000 - chat_blocks) * BLOCK
+    large = a_row("large", prompt=prompt, most=left - prompt - BLOCK)  # fits into what chat leaves, and not into it without the margin
+    chat = Running("chat", False, 1, chat_blocks, 0, 0, chat_blocks * BLOCK - 1, True)
+    beside = replace(seen([a_row("r")], 1000), free_blocks=990 - chat_blocks)
+    beside = replace(beside, running=[*beside.running, chat])
+    assert admitted(Expected(), [large, *WAITING[:3]], beside) == 3
+
+
 def test_chat_and_its_reserve_are_kept_out_of_the_curve_and_a_guarantee_opens_the_reserve() -> None:
     rule, rows = knowing(100), [a_row("r")]
     alone = seen(rows, 1000)

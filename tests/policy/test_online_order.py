@@ -101,6 +101,12 @@ def test_nobody_sits_out_for_a_prompt_that_the_step_has_no_token_for(running: di
     assert left_out(running, waits({"a": 1, "b": 1}, tokens=10), RANKS, slots, 9, tokens) == set(out)
 
 
+def test_a_waiting_request_is_charged_what_it_computes_and_not_what_is_cached() -> None:
+    running, waiting = {"c": 1, "d": 1, "e": 1}, waits({"a": 1, "b": 1}, tokens=10)
+    assert left_out(running, waiting, RANKS, 3, 9, 9) == {"e"}
+    assert left_out(running, waiting, RANKS, 3, 9, 9, 0.1) == {"d", "e"}
+
+
 @pytest.mark.parametrize("name", ONLINE_ORDERS)
 def test_a_lower_priority_number_goes_before_all_others(name: str) -> None:
     order = ONLINE_ORDERS[name](PartsConfig())

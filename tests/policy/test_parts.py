@@ -291,10 +291,13 @@ def test_a_row_too_large_beside_chat_keeps_no_other_out(name: str) -> None:
     large, small = waiting_row(1, 1400, 0, 100), waiting_row(2, 40, 0, 20)
     seen = view(chat(), max_seqs=8, free_blocks=100, total_blocks=102, reserve=(4, 40))
     assert admits(admission, [large, small], seen) == (small.name,)
-    many, others = [large] * MAX_PASSED_OF_JOB, [large._replace(job=f"j{number % 99}") for number in range(MAX_PASSED)]
+    small = small._replace(job="a")
+    many, others = [large._replace(job="a")] * MAX_PASSED_OF_JOB, [large._replace(job=f"j{number % 99}") for number in range(MAX_PASSED)]
     assert admits(admission, [*many, small], seen) == (), "nobody looks through thousands of them in each step"
     assert admits(admission, [*many, small._replace(job="other")], seen) == (small.name,)
     assert admits(admission, [*others, small], seen) == ()
+    flex = [one._replace(job="") for one in (*many, small)]
+    assert admits(admission, flex, seen) == (small.name,), "they are of many clients"
     idle = view(max_seqs=8, free_blocks=102, total_blocks=102)
     assert admits(admission, [large, small], idle)[0] == large.name, "it comes when chat is gone"
 

@@ -44,6 +44,8 @@ class Step:
     served: dict[str, int] = field(default_factory=dict)  # offline tokens by job
     admitted_tokens: int = 0  # of the offline rows that this step admitted
     cached_tokens: int = 0  # of those, tokens computed before
+    chat_admitted_tokens: int = 0  # the same of the online requests that it admitted
+    chat_cached_tokens: int = 0
     online_load: StepLoad = field(default_factory=StepLoad)
     first_tokens: list[str] = field(default_factory=list)  # online requests whose first token it makes
     recomputed: dict[str, int] = field(default_factory=dict)  # of offline rows that had lost their KV, as `StepRan` has it
@@ -53,8 +55,8 @@ class Step:
         """The step as the brain is told of it, once it is answered."""
         if self.rolled_back:
             return StepRan(StepLoad())
-        rows = self.admitted_tokens, self.cached_tokens
-        return StepRan(self.load, self.online, self.served, *rows, self.online_load, self.first_tokens, self.recomputed)
+        rows, chat = (self.admitted_tokens, self.cached_tokens), (self.chat_admitted_tokens, self.chat_cached_tokens)
+        return StepRan(self.load, self.online, self.served, *rows, self.online_load, self.first_tokens, self.recomputed, *chat)
 
     @property
     def rolled_back(self) -> bool:

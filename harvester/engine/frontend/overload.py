@@ -168,7 +168,7 @@ class Overload:
         crowd = self._crowd(awaiting, requests, self._open[key], len(self._open) + (key not in self._open))
         yield_s = self._policy.yield_s(asked, crowd, now_s)
         if yield_s:
-            self._shared[Field.YIELD_UNTIL_S] = now_s + yield_s
+            self._shared[Field.YIELD_UNTIL_S] = max(self._shared[Field.YIELD_UNTIL_S], now_s + yield_s)
         retry_s = self._policy.refused_s(asked, crowd, now_s)
         if retry_s is not None:
             self._refuse(f"{awaiting} requests wait for their first token here", retry_s)

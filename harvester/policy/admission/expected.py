@@ -81,8 +81,17 @@ class Expected:
             self._by_name, self._version = {}, self.lengths.version
         idle = not view.running and not view.loading_rows
         held = _held(view, batch)
-        cap, alone_cap = (_cap_tokens(view, batch, config, held, margin) for margin in (self.margin.share, 0.0))
-        queue = _Queue(rows(()) if idle else passing(rows, lambda row: self._fits_alone(row, view.block_tokens, alone_cap)), space)
+        others = bool(batch.decodes or batch.prefills or view.loading_rows)
+        chat_blocks = _others(view, batch, held)
+        cap, alone_cap = (_cap_tokens(view, config, chat_blocks, margin) for margin in (self.margin.share, 0.0))
+        calm_cap = _cap_tokens(view, config, 0, self.margin.share)
+
+        def waits_for_rows(row: OfflineRow) -> bool:
+            """Whether it would fit now if no other row ran. One that would fit within the margin waits for chat, if chat is the cause."""
+            need = row.tokens + _left(self._length(row), row.tokens) + view.block_tokens / 2
+            return need <= cap or (need <= alone_cap and (not others or need > calm_cap))
+
+        queue = _Queue(rows(()) if idle else passing(rows, waits_for_rows), space)
         if not queue.reach(1):
             return ()
         if not idle and self._is_still_refused(queue.found[0].name, view, batch, cap):
@@ -90,7 +99,6 @@ class Expected:
         self._follow(view, batch)
         shared = _shared_tokens(view, batch, held)
         spare = view.block_tokens / 2 - shared
-        others = bool(batch.decodes or batch.prefills or view.loading_rows)
 
         def fits(count: int) -> bool:
             if not queue.reach(count):
@@ -102,10 +110,6 @@ class Expected:
         if not admitted:
             self._refused = _refusal(queue.found[0].name, view, batch, cap)
         return tuple([row.name for row in admitted])
-
-    def _fits_alone(self, row: OfflineRow, block_tokens: int, cap: float) -> bool:
-        """Whether it would fit beside chat if no other row ran. One that does not waits for chat to go."""
-        return row.tokens + _left(self._length(row), row.tokens) + block_tokens / 2 <= cap
 
     def ended(self, row: OfflineRow, answer_tokens: int | None) -> None:
         self._by_name.pop(row.name, None)
@@ -206,9 +210,9 @@ def _refusal(name: str, view: StepView, batch: Batch, cap: float) -> _Refused:
     return _Refused(name, rows, view.running[newest].name, view.running[newest].context, cap)
 
 
-def _cap_tokens(view: StepView, batch: Batch, config: PolicyConfig, held: tuple[int, int], margin: float) -> float:
+def _cap_tokens(view: StepView, config: PolicyConfig, chat_blocks: int, margin: float) -> float:
     """Maximum peak of the curve: all KV less chat's, the ``margin`` and the reserve, of which the guarantee may open a part."""
-    blocks = (1.0 - margin) * view.total_blocks - _others(view, batch, held)
+    blocks = (1.0 - margin) * view.total_blocks - chat_blocks
     cap = blocks - kept(view, config)[1]
     if view.guarantee is not None:
         cap = max(cap, min(blocks, view.guarantee.share * view.total_blocks))

@@ -12,7 +12,7 @@ from harvester.policy.step.guarantee import opened
 from harvester.policy.step.view import StepView
 from harvester.policy.view import PolicyConfig
 
-MAX_PASSED, MAX_PASSED_OF_JOB = 256, 16  # rows too large for now that are skipped in a step: of all jobs, and of one
+MAX_PASSED, MAX_PASSED_OF_JOB = 256, 64  # rows too large for now that are skipped in a step: of all jobs, and of one
 
 Space = tuple[int, int]
 """Slots, and KV blocks as an admission counts them, that new offline requests may take."""
@@ -79,17 +79,19 @@ class WorstCase:
 def passing(rows: Rows, fits_alone: Callable[[OfflineRow], bool]) -> Iterator[OfflineRow]:
     """Skip rows that would not fit even if no other row ran, so that they block nobody.
 
-    After `MAX_PASSED_OF_JOB` of one job the rest of it is skipped; ends after `MAX_PASSED`.
+    After `MAX_PASSED_OF_JOB` of one job the rest of it is skipped; ends after `MAX_PASSED`. Rows without a job are of many clients: each
+    counts for itself.
     """
-    skipped, passed = Counter[str](), set[str]()
+    skipped, passed, count = Counter[str](), set[str](), 0
     for row in rows(passed):
         if fits_alone(row):
             yield row
             continue
+        count += 1
         skipped[row.job] += 1
-        if skipped[row.job] == MAX_PASSED_OF_JOB:
+        if row.job and skipped[row.job] == MAX_PASSED_OF_JOB:
             passed.add(row.job)
-        if skipped.total() == MAX_PASSED:
+        if count == MAX_PASSED:
             return
 
 

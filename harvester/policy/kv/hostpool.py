@@ -68,7 +68,10 @@ class HostPool(Generic[K]):
 
         O(owners + ``most`` + blocks being copied).
         """
-        found, kept, seen = len(self._free) - self.withheld, set(protected), set[K]()
+        found = len(self._free) - self.withheld
+        if found >= most:
+            return most
+        kept, seen = set(protected), set[K]()
         for own in (own for owner, own in self._owned.items() if owner not in kept):
             for key in reversed(own):
                 slot = self._found[key]
@@ -77,6 +80,8 @@ class HostPool(Generic[K]):
                 if not slot.busy:
                     seen.add(key)
                     found += 1
+            if found >= most:
+                break
         return min(found, most)
 
     def touch(self, owner: str) -> None:

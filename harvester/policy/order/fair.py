@@ -49,9 +49,9 @@ class FairOrder:
         """Its virtual counter: tokens over weight, from where it joined."""
         return self._accounts[job].served
 
-    def next(self, jobs: Iterable[str]) -> str | None:
-        """The one of ``jobs`` to serve next: least served for its weight, the first given among equals; None where there are none."""
-        return min(jobs, key=lambda job: self._accounts[job].served, default=None)
+    def order(self, jobs: Iterable[str]) -> list[str]:
+        """``jobs`` as they are served: least served for its weight first, the first given among equals."""
+        return sorted(jobs, key=self.served)
 
     def _least(self) -> float:
         return min((account.served for account in self._accounts.values()), default=self._floor)

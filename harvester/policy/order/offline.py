@@ -163,11 +163,7 @@ class Fair(_Rows):
             self._fair.charge(job, tokens)
 
     def rows(self, passed: Container[str] = ()) -> Iterator[OfflineRow]:
-        jobs = dict.fromkeys(self._queues)
-        while jobs:
-            job = self._fair.next(jobs)
-            assert job is not None
-            del jobs[job]
+        for job in self._fair.order(self._queues):
             yield from takewhile(lambda row: row.job not in passed, self._queues[job])
 
     def check(self) -> None:

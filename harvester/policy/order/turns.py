@@ -34,12 +34,14 @@ def left_out(
     slots: int,
     free_blocks: int,
     tokens: float = math.inf,
+    fresh: float = 1.0,
 ) -> frozenset[str]:
     """Those of ``running`` that leave their slot in this step to a request ranked before them; they keep their KV.
 
     ``running``: the tokens that each computes. ``waiting``: a waiting request by name; None: it does not wait. ``ranks``: in order of rank.
-    ``tokens``: of the step. A waiting request that finds no KV or no token beside those that stay takes no slot, and none behind it is
-    admitted before it. A request without a rank has no turn.
+    ``tokens``: of the step. ``fresh``: share of a waiting request's tokens that it computes and does not find cached. A waiting request
+    that finds no KV or no token beside those that stay takes no slot, and none behind it is admitted before it. A request without a rank
+    has no turn.
     """
     stay = [name for name in ranks if name in running][:slots]
     left, taken = tokens - sum([running[name] for name in stay]), 0
@@ -55,7 +57,7 @@ def left_out(
             break
         if is_full:
             stay.pop()
-        taken, free_blocks, left = taken + 1, free_blocks - one.blocks, left - one.tokens
+        taken, free_blocks, left = taken + 1, free_blocks - one.blocks, left - max(1, round(fresh * one.tokens))
     return frozenset(running) - frozenset(stay)
 
 

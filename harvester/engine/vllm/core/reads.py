@@ -140,7 +140,9 @@ def running(requests: Iterable[Request], block_tokens: int, max_tokens: int, slo
                 left <= 0 or request.num_output_tokens + placeholders > 0,
                 request.arrival_time + shift_s + slo.ttft_s,
                 slo.tpot_s,
-                drafts=request.num_tokens_with_spec - request.num_tokens if step_tokens > 1 else 0,
+                0,
+                0,
+                request.num_tokens_with_spec - request.num_tokens if step_tokens > 1 else 0,
             )
         )
     return found
@@ -249,9 +251,12 @@ def fill_in(scheduler: Scheduler, step: Step, rows: Mapping[str, OfflineRow]) ->
         if request is not None and before < request.num_prompt_tokens <= before + tokens and not request.num_output_tokens:
             step.first_tokens.append(name)
     for name in step.admitted:
-        if name in rows and name in step.computed:
+        if name in step.computed and name in rows:
             step.admitted_tokens += requests[name].num_tokens
             step.cached_tokens += step.computed[name]
+        elif name in step.computed:
+            step.chat_admitted_tokens += requests[name].num_tokens
+            step.chat_cached_tokens += step.computed[name]
     step.recomputed = recomputed(scheduler, step.admitted, step.computed)
     step.load = load_of(step.output, step.computed)
     step.online_load = load_of(step.output, step.computed, step.online) if step.served and step.online else StepLoad()

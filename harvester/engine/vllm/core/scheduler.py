@@ -124,7 +124,8 @@ class HarvestScheduling(Stock):
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         self._sent()
-        self._learn()  # vLLM asks for no masks of a pooling model while several steps are under way
+        if len(self._answered) > 1:  # vLLM asks for no masks of a pooling model while several steps are under way
+            self._learn()
         if self.failed_recving_kv_req_ids and rollback.begin_anew(self):
             self._ahead.clear()
         now_s = time.monotonic()
