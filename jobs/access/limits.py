@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import Field
 
@@ -15,12 +15,22 @@ from jobs.errors import ParameterError, TooLargeError
 from jobs.hint import ARGS
 
 MAX_COST = 1 << 40  # costs beyond are all the same
+
+
+class Most(NamedTuple):
+    """How many of ``letters`` a JSON text may hold: ``most``, or ``share`` of its bytes if that is more."""
+
+    letters: bytes
+    most: int
+    share: float = 0.0
+
+
 # Of a JSON text, inside strings too: what is dear to read, and more of it than the longest context holds.
 MOST_IN_JSON = {
-    "brackets": (b"{[", 1 << 18),  # an object or list takes up to 30 times its bytes
-    "colons": (b":", 1 << 18),
-    "commas": (b",", 5 << 18),
-    "digits": (b"0123456789", 1 << 23),  # a long number takes longer than many short ones
+    "brackets": Most(b"{[", 1 << 18),  # an object or list takes up to 30 times its bytes
+    "colons": Most(b":", 1 << 18),
+    "commas": Most(b",", 5 << 18),
+    "digits": Most(b"0123456789", 1 << 23, share=0.25),  # a long number takes longer than many short ones; of base64 a sixth is digits
 }
 _GUIDES = (
     "structured_outputs",
@@ -67,7 +77,8 @@ class Limits(Section):
 
 def check_json(text: bytes) -> None:
     """Raises `TooLargeError` for JSON that would take gigabytes once it is read, or seconds to read."""
-    for what, (letters, most) in MOST_IN_JSON.items():
+    for what, (letters, least, share) in MOST_IN_JSON.items():
+        most = max(least, int(len(text) * share))
         if len(text) > most and (found := _count(text, letters)) > most:
             raise TooLargeError(f"the body holds {found:,} {what}; the limit is {most:,}: send less at once")
 

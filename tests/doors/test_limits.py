@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import tracemalloc
 from collections.abc import Callable
 from typing import Any
@@ -214,6 +215,11 @@ def test_a_prompt_of_a_million_token_ids_is_not_copied_to_be_checked(check: Call
 )
 def test_a_large_request_that_a_model_can_answer_passes(body: Any) -> None:
     check_json(json.dumps(body, default=bytes.decode).encode())
+
+
+def test_a_file_in_base64_is_bounded_by_the_limit_of_the_body_alone() -> None:
+    file = base64.b64encode(os.urandom(3 << 20)) * 32
+    check_json(b'{"messages": [{"content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,%b"}}]}]}' % file)
 
 
 def test_a_deep_schema_is_read_without_recursion() -> None:

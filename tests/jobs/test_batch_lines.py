@@ -51,7 +51,7 @@ def test_half_a_surrogate_pair_in_a_body_stays_an_escape_and_the_longest_id_is_t
         (b"{", "invalid_json_line", None, "This line is not parseable as valid JSON: Expecting property name"),
         (b'{"a": NaN}', "invalid_json_line", None, "This line is not parseable as valid JSON: NaN is not a JSON value."),
         (b"[" * 100_000, "invalid_json_line", None, "This line is not parseable as valid JSON: "),
-        (b'"' + b"," * (MOST_IN_JSON["commas"][1] + 1) + b'"', "too_large", None, "commas; the limit is"),
+        (b'"' + b"," * (MOST_IN_JSON["commas"].most + 1) + b'"', "too_large", None, "commas; the limit is"),
         (b"[]", "invalid_json_line", None, "This line is a JSON list; it must be an object with custom_id, method, url and body."),
         (raw(custom_id=...), "missing_required_parameter", "custom_id", "This request has no custom_id; give each its own."),
         (raw(custom_id=""), "missing_required_parameter", "custom_id", "This request has no custom_id; give each its own."),
