@@ -130,10 +130,26 @@ def test_a_prompt_of_token_ids_is_as_long_as_it_says(prompt: Any, tokens: int) -
     assert prompt_tokens({"prompt": prompt}) == tokens
 
 
-def test_an_image_in_a_message_is_no_text() -> None:
-    text, url = {"type": "text", "text": "data: what is this?"}, {"url": f"data:image/png;base64,{'A' * 4_000_000}"}
-    asked = {"messages": [{"role": "user", "content": [text, {"type": "image_url", "image_url": url}]}]}
-    assert 10 < prompt_tokens(asked) < 30
+FILE = "A" * 4_000_000
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{FILE}"}},
+        {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": FILE}},
+        {"type": "input_audio", "input_audio": {"data": FILE, "format": "wav"}},
+    ],
+    ids=["URL", "Anthropic's image", "audio"],
+)
+def test_a_file_in_a_message_is_no_text(part: dict[str, Any]) -> None:
+    asked = {"messages": [{"role": "user", "content": [{"type": "text", "text": "data: what is this?"}, part]}]}
+    assert 10 < prompt_tokens(asked) < 40
+
+
+@pytest.mark.parametrize("given", [{"data": "x" * 400}, {"format": "list", "data": ["x" * 400]}], ids=["no file", "a list"])
+def test_other_data_is_text(given: dict[str, Any]) -> None:
+    assert prompt_tokens({"messages": [{"role": "user", "content": [given]}]}) >= 100
 
 
 @pytest.mark.parametrize("fields", [{"prompt": "x" * 4_000_000}, {"prompt": "x", "padding": [" " * 4_000_000]}], ids=["prompt", "padding"])

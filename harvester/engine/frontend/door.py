@@ -121,13 +121,14 @@ def prompt_tokens(asked: dict[str, Any]) -> int:
 
 
 def _characters(asked: object) -> int:
-    """Characters of all names and texts in it. A data URL is a file, and no text."""
+    """Characters of all names and texts in it. A file in base64 is no text."""
     found, left = 0, [asked]
     while left:
         one = left.pop()
         if isinstance(one, dict):
             found += sum(map(len, one))
-            left += one.values()
+            is_file = ("media_type" in one or "format" in one) and isinstance(one.get("data"), str)
+            left += (value for name, value in one.items() if not (is_file and name == "data"))
         elif isinstance(one, list):
             left += one
         elif isinstance(one, str) and not (one.startswith("data:") and ";base64," in one[:DATA_URL_CHARS]):
