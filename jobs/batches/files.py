@@ -137,6 +137,14 @@ class FileStore:
         there = [stored for stored in found if stored is not None and not self._is_over(stored)]
         return sorted(there, key=lambda stored: (stored.created_at_s, stored.id), reverse=True)
 
+    def readable(self) -> Sequence[StoredFile]:
+        """As `list`, in no order, without the files whose metadata cannot be read."""
+        found = []
+        for file_id in self._ids():
+            with suppress(StorageError):
+                found.append(self._read(file_id))
+        return [stored for stored in found if stored is not None and not self._is_over(stored)]
+
     def _ids(self) -> Sequence[str]:
         """Of the files that are there; all others are forgotten."""
         ids = {name.removesuffix(".json") for name in self._names() if name.endswith(".json")}

@@ -10,10 +10,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from connectors.errors import CopyTooLargeError
+from connectors.errors import CopyTooLargeError, StorageError
 from harvester.errors import LowDiskError
 from harvester.serve.access.identity import Identity
-from harvester.serve.http.jobs.intake import Intake
+from harvester.serve.http.jobs.intake import Intake, size_of
 from harvester.serve.http.jobs.upload import receive
 from harvester.serve.http.jobs.uploads_api import Uploads
 from harvester.serve.openai.errors import answer_of
@@ -87,6 +87,13 @@ async def test_a_file_is_received_only_as_long_as_enough_of_the_disk_stays_free(
 
     with pytest.raises(LowDiskError, match="99 bytes free"):
         await send()
+
+
+def test_a_file_whose_size_cannot_be_read_is_named(tmp_path: Path) -> None:
+    assert size_of(tmp_path / "none") == size_of(tmp_path / "none" / "a") == 0
+    path = tmp_path / ("a" * 300)
+    with pytest.raises(StorageError, match=f"^cannot read {path}: "):
+        size_of(path)
 
 
 async def test_a_job_stands_still_with_one_line_while_the_disk_is_low_and_goes_on_by_itself(

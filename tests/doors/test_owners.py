@@ -310,3 +310,11 @@ async def test_a_key_whose_files_are_full_is_told_to_delete_some(house: House, m
     answer = await house.upload("ann", 1)
     assert answer.status_code == 413
     assert answer.json()["error"]["message"] == f"the files of this key hold {stored:,} bytes; the limit is {stored:,}: delete some"
+
+
+async def test_a_damaged_file_stops_no_upload_and_the_others_count(house: House) -> None:
+    path, held = f"/api/uploads/{'ab' * 32}/a.csv", (await house.upload("bob", 4)).json()["bytes"]
+    house.folder.files.joinpath(f"file-{'0' * 24}.json").write_text("{")
+    assert (await house.upload("ann", 4)).status_code == 200
+    assert (await house.ask("bob", "PUT", path, content=b"1" * (901 - held))).status_code == 413
+    assert (await house.ask("bob", "PUT", path, content=b"1" * (900 - held))).status_code == 200

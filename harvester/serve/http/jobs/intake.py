@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from connectors.durable import storage_error
 from harvester.errors import TooLargeError
 from harvester.serve.access.identity import Identity
 from jobs.batches.files import FileStore
@@ -84,7 +85,7 @@ class Intake:
             account.receipts -= ended
 
     def _stored_bytes(self, who: Identity, besides: Collection[Path]) -> int:
-        own = [stored for stored in self._files.list() if stored.owner == who.name and stored.purpose == "batch"]
+        own = [stored for stored in self._files.readable() if stored.owner == who.name and stored.purpose == "batch"]
         files_bytes = sum(stored.bytes for stored in own if self._files.content(stored.id) not in besides)
         if self._folder is None:
             return files_bytes
@@ -140,8 +141,10 @@ class _Account:
 
 
 def size_of(path: Path) -> int:
-    """Bytes of a file; 0 where there is none, or no longer."""
+    """Bytes of a file; 0 where there is none, or no longer. Raises `StorageError`."""
     try:
         return path.stat().st_size
     except (FileNotFoundError, NotADirectoryError):
         return 0
+    except OSError as error:
+        raise storage_error("read", path, error) from error
