@@ -25,12 +25,12 @@ class Most(NamedTuple):
     share: float = 0.0
 
 
-# Of a JSON text, inside strings too: what is dear to read, and more of it than the longest context holds.
+# Of a JSON text, inside strings too: what is dear to read, and more of it than 2,048 inputs of a thousand token ids hold.
 MOST_IN_JSON = {
     "brackets": Most(b"{[", 1 << 18),  # an object or list takes up to 30 times its bytes
-    "colons": Most(b":", 1 << 18),
-    "commas": Most(b",", 5 << 18),
-    "digits": Most(b"0123456789", 1 << 23, share=0.25),  # a long number takes longer than many short ones; of base64 a sixth is digits
+    "colons": Most(b":", 1 << 19),
+    "commas": Most(b",", 5 << 19),
+    "digits": Most(b"0123456789", 1 << 24, share=0.25),  # a long number takes longer than many short ones; of base64 a sixth is digits
 }
 _GUIDES = (
     "structured_outputs",

@@ -210,8 +210,10 @@ def test_a_prompt_of_a_million_token_ids_is_not_copied_to_be_checked(check: Call
         },
         {"messages": [{"role": "user", "content": 'Well, it said {x}, and "no".\n' * 120_000}]},
         {"messages": [{"role": "user", "content": "\u6c49" * MANY}]},
+        {"input": [list(range(100_000, 101_000))] * 2048},
+        {"input": [" ".join(f'"key{number}": "value",' for number in range(200))] * 2048},
     ],
-    ids=["token ids", "an image", "text", "text in escapes"],
+    ids=["token ids", "an image", "text", "text in escapes", "inputs of token ids", "inputs of JSON"],
 )
 def test_a_large_request_that_a_model_can_answer_passes(body: Any) -> None:
     check_json(json.dumps(body, default=bytes.decode).encode())
