@@ -32,7 +32,7 @@ class PoolLimits:
 
     at_once: int = 5
     client_at_once: int = 4  # so that another client finds a process free
-    long_at_once: int = 2
+    long_at_once: int = 3
     quick_cpu_s: float = 0.25
     seconds: float = SECONDS
     kept_seconds: float = 600.0  # for an answer that is kept as a file

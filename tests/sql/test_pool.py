@@ -129,16 +129,17 @@ def test_only_few_may_stay_for_long_and_a_place_that_is_left_is_free() -> None:
 
 
 def test_one_client_leaves_a_long_query_to_others() -> None:
-    long = LongQueries(PoolLimits(long_at_once=2, quick_cpu_s=0.5))
-    first, second, other, third = (long.begin(client, 10.0) for client in ("a", "a", "b", "c"))
+    long = LongQueries(PoolLimits(quick_cpu_s=0.5))
+    first, second, third, other, late = (long.begin(client, 10.0) for client in ("a", "a", "a", "b", "c"))
     assert first.check_long(0.6)
-    with pytest.raises(TooManyQueriesError, match="one client may run 1 at once"):
-        second.check_long(0.6)
-    assert other.check_long(0.6)
-    with pytest.raises(TooManyQueriesError, match="of which 2 are running"):
-        third.check_long(0.6)
-    first.end()
     assert second.check_long(0.6)
+    with pytest.raises(TooManyQueriesError, match="one client may run 2 at once"):
+        third.check_long(0.6)
+    assert other.check_long(0.6)
+    with pytest.raises(TooManyQueriesError, match="of which 3 are running"):
+        late.check_long(0.6)
+    first.end()
+    assert third.check_long(0.6)
 
 
 def test_a_refused_query_is_told_when_the_first_long_one_must_have_ended() -> None:
