@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from test_jobs_api import Office, office, refused
@@ -56,6 +58,27 @@ async def test_an_answer_is_kept_for_an_hour_and_then_goes_though_nobody_asks_ag
     sweeping.cancel()
     assert young.exists()
     assert (await office.http.get(f"/sql/answers/{answers[1]}")).status_code == 200
+
+
+async def test_answers_that_cannot_be_listed_stop_neither_removal_nor_new_ones(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (await office.post("/sql/answers", {"query": "select 1"})).status_code == 200
+    asked, scandir = asyncio.Event(), os.scandir
+
+    def failing(path: str | Path) -> Any:
+        if str(path).startswith(str(office.folder.answers)):
+            raise OSError(errno.EIO, "input/output error", str(path))
+        return scandir(path)
+
+    async def removed(*_: object) -> None:
+        asked.set()
+
+    monkeypatch.setattr("os.scandir", failing)
+    monkeypatch.setattr("harvester.serve.http.jobs.removal.finish_removals", removed)
+    assert (await office.post("/sql/answers", {"query": "select 2"})).status_code == 200
+    sweeping = asyncio.create_task(keep_removing(DirectLedger(office.ledger, office.clock), office.folder, None))
+    async with asyncio.timeout(PATIENCE_S):
+        await asked.wait()
+    sweeping.cancel()
 
 
 async def test_a_ledger_that_cannot_be_written_leaves_no_half_of_a_job(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:

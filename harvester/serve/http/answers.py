@@ -44,11 +44,12 @@ class Answers:
         raise NotFoundError(f"there is no answer {answer_id}, or no longer: it is kept for an hour; ask again")
 
     def sweep(self) -> None:
-        """Remove answers older than an hour, and what queries that were killed have left."""
-        for path in self._root.glob("*/*"):
-            with suppress(OSError):
-                if _is_old(path):
-                    path.unlink()
+        """Remove answers older than an hour, and what queries that were killed have left. What cannot be read or removed stays."""
+        with suppress(OSError):
+            for path in self._root.glob("*/*"):
+                with suppress(OSError):
+                    if _is_old(path):
+                        path.unlink()
 
 
 def _is_old(path: Path) -> bool:
