@@ -48,7 +48,7 @@ class Intake:
                 await self.measure(account, who)
                 others_bytes = account.bytes - receipt.bytes
                 if others_bytes >= limit:
-                    raise TooLargeError(f"the files of this key hold {others_bytes:,} bytes; the limit is {limit:,}: delete some")
+                    raise TooLargeError(f"the files of this key hold {others_bytes:,} bytes; the limit is {limit:,}: delete some", "file")
             yield receipt
         finally:
             receipt.has_ended = True
@@ -73,7 +73,9 @@ class Intake:
         if limit is not None:
             await self.measure(account, who)
             if account.bytes > limit:
-                raise TooLargeError(f"the files of this key would hold {account.bytes:,} bytes; the limit is {limit:,}: delete some")
+                raise TooLargeError(
+                    f"the files of this key would hold {account.bytes:,} bytes; the limit is {limit:,}: delete some", "file"
+                )
 
     async def measure(self, account: _Account, who: Identity) -> None:
         """Look at the disk for what the key's files hold, those being received apart."""
