@@ -32,7 +32,7 @@ log = logging.getLogger("harvester.access")
 PREFIX = "hk_"
 SECRET_BYTES = 32
 CONFIG_NAME = "config"  # owner of what is made with keys of the configuration
-_SINCE = {"max_inputs"}  # limits that versions which stored all of them did not have
+_SINCE = {"max_inputs"}  # limits added since keys store only those that were given; each later one belongs here too
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 
 

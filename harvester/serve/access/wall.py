@@ -140,7 +140,7 @@ def _goes_on(scope: Scope) -> bool:
 
 
 def _checked(scope: Scope, body: bytes, who: Identity, gate: Gate) -> int:
-    """Check a request to the model, and return how many choices it asks for. Raises `ParameterError` and `TooLargeError`."""
+    """Check a request to the model, and return how many requests to the engine it is. Raises `ParameterError` and `TooLargeError`."""
     if any(name == PRIORITY_HEADER for name, _ in scope["headers"]):
         scope["headers"] = [(name, value) for name, value in scope["headers"] if name != PRIORITY_HEADER]
     try:
