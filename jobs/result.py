@@ -93,7 +93,7 @@ def result_schema(source_schema: pa.Schema, keep: Sequence[str], task: Task) -> 
     return pa.schema([pa.field(ROW_ID, pa.int64()), *inputs, *result_fields(task), *_ENDING])
 
 
-def has_rows(part: pa.Table, row_ids: range) -> bool:
+def holds_exactly(part: pa.Table, row_ids: range) -> bool:
     """Whether a part holds exactly these rows."""
     return bool(part.column(ROW_ID).to_pylist() == list(row_ids))
 

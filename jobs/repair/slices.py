@@ -9,7 +9,7 @@ from typing import Any
 
 from connectors.errors import DamageError
 from connectors.parquet.parts import ASIDE, PartsSink
-from jobs.result import has_rows
+from jobs.result import holds_exactly
 from jobs.run.slice import STATS_KEY
 from jobs.spec import COUNTS, PartStats
 from jobs.states import SliceState
@@ -107,7 +107,7 @@ def _part(sink: PartsSink, slice_id: int, row_ids: range, changes: SliceChanges)
             return None
         part = sink.read(name)  # for its checksums too
         stats = PartStats.model_validate_json(metadata[STATS_KEY]) if STATS_KEY in metadata else None
-        if stats is None or has_rows(part, row_ids):
+        if stats is None or holds_exactly(part, row_ids):
             return stats
     except DamageError:
         pass

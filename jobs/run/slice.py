@@ -19,7 +19,7 @@ from connectors.parquet.parts import PartsSink
 from connectors.text import NULL_TEXT, TextProblem, is_text, rows, texts
 from jobs.access.secrets import opened
 from jobs.plan.columns import columns_needed, text_columns
-from jobs.result import Row, answer_lengths, has_rows, part_stats, part_table, result_schema
+from jobs.result import Row, answer_lengths, holds_exactly, part_stats, part_table, result_schema
 from jobs.run.spool.records import Spool
 from jobs.run.spool.spools import Spools
 from jobs.spec import JobSpec, Lease, PartStats
@@ -183,7 +183,7 @@ def published(sink: Sink, lease: Lease) -> PartStats | None:
         return None
     if stats is None or part is None:
         return None
-    if not has_rows(part, lease.slice.row_ids):  # of a split that the ledger does not know
+    if not holds_exactly(part, lease.slice.row_ids):  # of a split that the ledger does not know
         log.warning("part_other job=%s slice=%d rows=%d", lease.job.id, lease.slice.slice_id, part.num_rows)
         sink.put_aside(name)
         return None
