@@ -10,7 +10,7 @@ import jsonschema
 
 from jobs.access.limits import pattern_cost
 from jobs.errors import TaskError
-from jobs.tasks.validator import matching
+from jobs.tasks.pattern import matching
 
 MAX_VALUES = 100_000  # of a schema with its references followed, and letters of its patterns: columns and validation grow with them
 _NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})  # hold subschemas by name

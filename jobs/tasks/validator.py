@@ -3,35 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from functools import lru_cache
 from typing import Any
 
 import jsonschema
-import pyarrow as pa
-import pyarrow.compute as pc
 
-from connectors.text import storable
-from jobs.access.limits import pattern_cost
 from jobs.engine import RowError
+from jobs.tasks.pattern import Patterns
 
-MAX_STEPS = 100_000  # of one answer, of some 10 us each: keywords evaluated, and `_COST_PER_STEP` of the patterns
-_COST_PER_STEP = 500  # letters of a pattern, repeats written out, times letters of a text: what RE2 at its slowest does in a few steps
-_COMPILING_CHARS = 100  # of a text take as long as compiling the pattern for it
+MAX_STEPS = 100_000  # of one answer, of some 10 us each: keywords evaluated, and what `Patterns` says of the patterns
 
 Errors = Iterator[jsonschema.ValidationError]
 Keyword = Callable[[Any, Any, Any, Any], Errors | None]
 _DRAFT = jsonschema.Draft202012Validator
-_cost = lru_cache(maxsize=1024)(pattern_cost)
-
-
-def matching(pattern: str, texts: Collection[str]) -> list[str]:
-    """Those of ``texts`` in which ``pattern`` is found, by RE2: in time linear in the text, unlike Python's `re`.
-
-    As in JSON Schema's dialect, and unlike in Python's, ``$`` is the end of the text alone, and ``\\d`` and ``\\w`` are ASCII. Raises
-    `ValueError` for a pattern that RE2 cannot match, such as one with lookaround.
-    """
-    found = pc.match_substring_regex(pa.array([storable(text) for text in texts], pa.string()), pattern=pattern)
-    return [text for text, is_found in zip(texts, found.to_pylist(), strict=True) if is_found]
 
 
 class AnswerValidator:
@@ -42,6 +25,7 @@ class AnswerValidator:
 
     def __init__(self, schema: dict[str, Any]) -> None:
         self._steps = 0
+        self._patterns = Patterns()
         own: dict[str, Keyword] = {
             "pattern": self._pattern,
             "patternProperties": self._pattern_properties,
@@ -74,9 +58,8 @@ class AnswerValidator:
         return counted
 
     def _matching(self, pattern: str, texts: Collection[str]) -> list[str]:
-        chars = sum(len(text) for text in texts) + _COMPILING_CHARS
-        self._spend(_cost(pattern) * chars // _COST_PER_STEP)
-        return matching(pattern, texts)
+        self._spend(self._patterns.steps(pattern, texts))
+        return self._patterns.matching(pattern, texts)
 
     def _pattern(self, validator: Any, pattern: str, instance: Any, schema: Any) -> Errors:
         if validator.is_type(instance, "string") and not self._matching(pattern, [instance]):

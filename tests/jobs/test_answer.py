@@ -256,3 +256,19 @@ def test_an_answer_that_takes_too_many_steps_to_check_is_a_row_error(task: Task,
         parse_answer(task, many, "stop")
     assert caught.value.code == "schema_mismatch"
     assert f"the answer takes more than {MAX_STEPS:,} steps to check against the schema" in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("pattern", "texts"),
+    [
+        pytest.param("^[A-Za-z0-9 ,.'-]{1,100}$", ["John Smith"] * 400, id="names"),
+        pytest.param("^[A-Za-z0-9 ,.'-]{1,200}$", ["John Smith " * 7] * 100, id="long-names"),
+        pytest.param("^[^<>]{1,500}$", ["x" * 400] * 50, id="without-tags"),
+        pytest.param("^[\\s\\S]{10,1000}$", ["x" * 900] * 12, id="of-a-length"),
+    ],
+)
+def test_many_long_texts_are_checked_against_the_patterns_that_people_write(pattern: str, texts: list[str]) -> None:
+    task = json_task({"x": {"type": "array", "items": {"type": "string", "pattern": pattern}}})
+    assert parse_answer(task, json.dumps({"x": texts}), "stop") == {"x": texts}
+    with pytest.raises(RowError, match=r"at x\.1: .* does not match"):
+        parse_answer(task, json.dumps({"x": [texts[0], "", *texts]}), "stop")
