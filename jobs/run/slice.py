@@ -26,6 +26,7 @@ from jobs.spec import JobSpec, Lease, PartStats
 from jobs.storage.folder import StateFolder, part_name
 from jobs.storage.inputs import fetch_input, is_ours
 from jobs.storage.parts import results_of
+from jobs.tasks.answer import check_answerable
 from jobs.tasks.template import plain_text
 
 log = logging.getLogger("harvester.runner")
@@ -191,7 +192,8 @@ def published(sink: Sink, lease: Lease) -> PartStats | None:
 
 
 def open_slice(lease: Lease, source: Source, sink: Sink, spools: Spools) -> SliceFiles:
-    """Read the slice's rows and what is known of them."""
+    """Read the slice's rows and what is known of them. Raises `TaskError` where their answers could not be checked."""
+    check_answerable(lease.job.task)
     cut = lease.slice
     group = source.row_groups()[cut.group_index]
     columns = list(dict.fromkeys([*columns_needed(lease.job), *lease.job.keep]))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NoReturn
 
@@ -11,6 +10,7 @@ import pyarrow as pa
 
 from connectors.text import storable
 from jobs.engine import RowError
+from jobs.tasks.schema import check_schema
 from jobs.tasks.shape import Shape, shape_of
 from jobs.tasks.spec import REASONING, AnswerKind, Task
 from jobs.tasks.validator import AnswerValidator
@@ -29,7 +29,13 @@ def result_fields(task: Task) -> list[pa.Field]:
         return [pa.field(EMBEDDING, pa.list_(pa.float32()))]
     if task.answer is not AnswerKind.JSON:
         return [pa.field(OUTPUT, pa.string()), *thought]
-    return [*(shape.field(name) for name, shape in _reader(task).shapes), *thought]
+    return [*(shape.field(name) for name, shape in _shapes(task)), *thought]
+
+
+def check_answerable(task: Task) -> None:
+    """Raises `TaskError` where answers cannot be checked by the task's schema. An earlier version may have accepted it."""
+    if task.answer is AnswerKind.JSON:
+        _validator(task)
 
 
 def reasoning_value(task: Task, reasoning: str | None) -> dict[str, object]:
@@ -63,10 +69,9 @@ def parse_answer(task: Task, text: str, finish_reason: str) -> dict[str, object]
     if task.answer is AnswerKind.CHOICE:
         return {OUTPUT: _choice(task, text.strip(), finish_reason)}
     value = _json(task, text, finish_reason)
-    reader = _reader(task)
     try:
-        reader.check(value)
-        return {name: shape.cell(value.get(name)) for name, shape in reader.shapes}
+        _check(task, value)
+        return {name: shape.cell(value.get(name)) for name, shape in _shapes(task)}
     except OverflowError as error:
         raise RowError("schema_mismatch", f"the answer contains a number that fits no column: {_excerpt(str(error))}") from error
     except RecursionError as error:
@@ -104,29 +109,31 @@ def _excerpt(text: str) -> str:
     return line if len(line) <= 120 else f"{line[:117]}..."
 
 
-@dataclass(frozen=True, slots=True)
-class _Reader:
-    """What a schema makes of an answer; built once for each schema, not for each row."""
-
-    validator: AnswerValidator
-    shapes: tuple[tuple[str, Shape], ...]
-
-    def check(self, value: object) -> None:
-        error = self.validator.error(value)
-        if error is not None:
-            where = ".".join(str(part) for part in error.absolute_path)
-            raise RowError(
-                "schema_mismatch", f"the answer does not follow the schema{f' at {where}' if where else ''}: {_excerpt(error.message)}"
-            )
+def _check(task: Task, value: object) -> None:
+    error = _validator(task).error(value)
+    if error is not None:
+        where = ".".join(str(part) for part in error.absolute_path)
+        raise RowError(
+            "schema_mismatch", f"the answer does not follow the schema{f' at {where}' if where else ''}: {_excerpt(error.message)}"
+        )
 
 
-def _reader(task: Task) -> _Reader:
+def _validator(task: Task) -> AnswerValidator:
+    return _validator_by(json.dumps(task.json_schema))
+
+
+def _shapes(task: Task) -> tuple[tuple[str, Shape], ...]:
     # Keys stay in their order: it is the order of the columns.
-    return _read_by(json.dumps(task.json_schema))
+    return _shapes_by(json.dumps(task.json_schema))
 
 
 @lru_cache(maxsize=64)
-def _read_by(schema_text: str) -> _Reader:
+def _validator_by(schema_text: str) -> AnswerValidator:
+    """Built once for each schema, not for each row."""
+    return AnswerValidator(check_schema(json.loads(schema_text), "the job's schema"))
+
+
+@lru_cache(maxsize=64)
+def _shapes_by(schema_text: str) -> tuple[tuple[str, Shape], ...]:
     schema = json.loads(schema_text)
-    shapes = tuple((name, shape_of(value, schema)) for name, value in schema["properties"].items())
-    return _Reader(AnswerValidator(schema), shapes)
+    return tuple((name, shape_of(value, schema)) for name, value in schema["properties"].items())

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from jobs.engine import RowError
+from jobs.errors import TaskError
 from jobs.tasks.answer import parse_answer, result_fields
 from jobs.tasks.load import resolve_task
 from jobs.tasks.spec import Task
@@ -272,3 +273,11 @@ def test_many_long_texts_are_checked_against_the_patterns_that_people_write(patt
     assert parse_answer(task, json.dumps({"x": texts}), "stop") == {"x": texts}
     with pytest.raises(RowError, match=r"at x\.1: .* does not match"):
         parse_answer(task, json.dumps({"x": [texts[0], "", *texts]}), "stop")
+
+
+def test_what_an_earlier_version_accepted_keeps_its_columns_and_takes_no_answers() -> None:
+    schema = {"type": "object", "properties": {"x": {"type": "string", "pattern": "(?!a)"}}}
+    task = json_task({"x": {}}).model_copy(update={"json_schema": schema})
+    assert result_fields(task) == [pa.field("x", pa.string())]
+    with pytest.raises(TaskError, match=r"the job's schema: pattern .* cannot be matched in linear time"):
+        parse_answer(task, '{"x": "b"}', "stop")

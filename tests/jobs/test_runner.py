@@ -33,6 +33,7 @@ from jobs.run.spool.records import Spool
 from jobs.spec import JobRequest, JobSpec, JobView, Lease, LeaseProgress, PartStats, SourceSpec
 from jobs.states import JobState
 from jobs.storage.folder import StateFolder
+from jobs.tasks.spec import AnswerKind
 from jobs.testing import DirectLedger, ManualClock, ScriptedEngine, last_line
 from tests.fakes.lost_ledger import LostLedger, at_work
 
@@ -729,6 +730,20 @@ async def test_an_error_of_ours_outside_of_rows_fails_the_job_with_its_name(worl
 
 
 # -- retry --------------------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_job_whose_schema_an_earlier_version_accepted_fails_before_it_asks(world: World) -> None:
+    job_id = world.submit(20)
+    task = world.ledger.spec(job_id).task
+    schema = {"type": "object", "properties": {"a": {"type": "string", "pattern": r"^(?!\s*$).+"}}}
+    old = task.model_copy(update={"answer": AnswerKind.JSON, "json_schema": schema})
+    world.ledger._book.rewrite(world.ledger._book.record(job_id), {"task": old})
+    engine = ScriptedEngine(answer=lambda _: '{"a": "b"}')
+    view = await harvest(world, engine)
+    assert (view.state, engine.calls) == (JobState.FAILED, 0)
+    assert view.message is not None
+    assert view.message.startswith("the job's schema: pattern")
+    assert "write it without lookaround" in view.message
 
 
 async def test_retry_computes_only_the_failed_rows_and_keeps_the_good_ones_as_they_were(world: World) -> None:
