@@ -141,7 +141,7 @@ class JobBook:
         return values
 
     def write_queued(self, record: JobRecord, now_s: float) -> dict[str, Any]:
-        """`write_state` for a job that goes on: its rows so far are not judged again, and a passed deadline is removed."""
+        """`write_state` for a job that goes on: its rows so far are not judged again unless retried, and a passed deadline is removed."""
         spec = record.spec
         is_late = spec.deadline_at_s is not None and spec.deadline_at_s <= now_s  # it would expire at once
         note = f"its deadline had passed, so it goes on without one; give one with: harvester resume {spec.id} --deadline 6h"
@@ -185,7 +185,7 @@ class JobBook:
         return record.rows_done + running.rows, record.row["rows_error"] + running.errors
 
     def stop_failing(self, record: JobRecord, now_s: float) -> None:
-        """Fail a job if too many of its rows failed since it was last resumed or retried."""
+        """Fail a job if too many of its rows failed since it was last resumed or retried. Retried rows count from their commit on."""
         rows, errors = self.so_far(record)
         new_rows, new_errors = rows - record.row["rows_judged"], errors - record.row["errors_judged"]
         max_share = record.spec.max_error_rate
@@ -241,6 +241,9 @@ class JobBook:
             ((open_slices,),) = self.run("open_slices", [record.spec.id])
             assert open_slices == record.open_slices
             assert self.has_pending(record) == (record.spec.id in self.pending)
+            (row,) = self.store.rows("job_row", [record.spec.id])
+            assert all(row[name] == record.row[name] for name in ("rows_judged", "errors_judged")), (row, record.row)
+            assert 0 <= row["errors_judged"] <= row["rows_judged"], row
             if record.state is JobState.COMPLETED:
                 assert open_slices == 0
                 assert record.row["rows_ok"] + record.row["rows_error"] == record.spec.rows_total

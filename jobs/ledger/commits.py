@@ -10,7 +10,7 @@ from jobs.ledger.record import NO_COUNTS, JobRecord
 from jobs.spec import COUNTS, PartStats, Spent
 from jobs.states import ACTIVE, JobState, SliceState
 
-RECOMPUTED = COUNTS.index("rows_recomputed")
+ERROR, RECOMPUTED = COUNTS.index("rows_error"), COUNTS.index("rows_recomputed")
 
 
 class Commits:
@@ -39,13 +39,19 @@ class Commits:
             old = lease.kept
         if old is None:
             return False
+        # Rows that had failed and are computed again count as new: they were judged before.
+        again = lease.kept[ERROR] if lease is not None and lease.generation else 0
+        judged = {name: record.row[name] - again for name in ("rows_judged", "errors_judged")}
         goes_on = record.state in ACTIVE and record.row["message"] is not None  # the job works again, whatever it waited for
         with book.store.transaction():
             added = self._count("finish_slice", record, slice_id, stats, old, now_s)
             book.forecast.write_due(now_s)
+            if again:
+                book.run("set_judged", [*judged.values(), record.spec.id])
             if goes_on:
                 book.run("set_message", [None, record.spec.id])
         self._account(record, added, stats, now_s)
+        record.row.update(judged)
         if goes_on:
             record.row["message"] = None
         if lease is not None:

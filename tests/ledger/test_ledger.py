@@ -382,6 +382,40 @@ def test_a_stopped_job_that_goes_on_is_judged_by_the_rows_from_then_on(desk: Des
     assert desk.state() is JobState.RUNNING
 
 
+def test_rows_that_are_retried_count_as_new_once_they_are_committed(desk: Desk) -> None:
+    desk.submit("docs-1", 400)
+    desk.ledger.adjust("docs-1", JobChange(max_error_rate=1.0))
+    fail_rows(desk, 100)
+    assert desk.state() is JobState.COMPLETED
+    desk.ledger.adjust("docs-1", JobChange(max_error_rate=0.1))
+    desk.ledger.retry("docs-1", desk.clock())
+    fail_rows(desk, 24)
+    assert desk.state() is JobState.RUNNING
+    fail_rows(desk, 1)
+    assert desk.state() is JobState.FAILED
+    message = desk.ledger.show("docs-1").message
+    assert message is not None
+    assert message.startswith("stopped early: all 100 rows so far failed, which is above --max-error-rate 0.1")
+    desk.ledger.resume("docs-1", desk.clock())
+    fail_rows(desk, 24)
+    assert desk.state() is JobState.RUNNING
+    fail_rows(desk, 1)
+    assert desk.state() is JobState.FAILED
+
+
+def test_of_a_retried_slice_only_the_rows_that_had_failed_are_judged(desk: Desk) -> None:
+    desk.submit("docs-1", 800)
+    desk.finish(errors=2)
+    desk.ledger.adjust("docs-1", JobChange(max_error_rate=0.1))
+    desk.ledger.retry("docs-1", desk.clock())
+    for _ in range(49):
+        desk.commit(desk.leased(), errors=1)
+    assert desk.state() is JobState.RUNNING
+    desk.commit(desk.leased(), errors=1)
+    assert desk.state() is JobState.FAILED
+    assert "50 of 100 rows so far failed" in str(desk.ledger.show("docs-1").message)
+
+
 def test_what_a_job_says_of_its_wait_is_taken_back_by_the_next_commit(desk: Desk) -> None:
     desk.submit("docs-1", 10)
     lease = desk.leased()
@@ -691,6 +725,20 @@ def test_a_commit_that_cannot_be_written_leaves_the_lease_in_force(desk: Desk) -
     desk.ledger.check()
     assert desk.beat(lease) == []
     assert desk.commit(lease)
+
+
+@pytest.mark.parametrize("statement", ["add_counts", "set_judged"])
+def test_a_commit_of_retried_rows_that_cannot_be_written_judges_nothing(desk: Desk, statement: str) -> None:
+    desk.submit("docs-1", 4)
+    desk.finish(errors=3)
+    desk.ledger.retry("docs-1", desk.clock())
+    lease = desk.leased()
+    disk = Broken(desk.ledger, statement)
+    with pytest.raises(StorageError):
+        desk.commit(lease, errors=1)
+    disk.statement = None
+    desk.ledger.check()
+    assert desk.commit(lease, errors=1)
 
 
 def test_a_release_that_cannot_be_written_is_made_up_for_when_the_lease_expires(desk: Desk) -> None:
