@@ -10,7 +10,7 @@ import logging
 import os
 import re
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -133,27 +133,33 @@ class FileStore:
 
     def list(self) -> list[StoredFile]:
         """Newest first. Raises `StorageError` where one cannot be read."""
-        found = [self._read(file_id) for file_id in self._ids()]
+        found = [self._read(file_id) for file_id in self._ids(self._fetched_names())]
         there = [stored for stored in found if stored is not None and not self._is_over(stored)]
         return sorted(there, key=lambda stored: (stored.created_at_s, stored.id), reverse=True)
 
     def readable(self) -> Sequence[StoredFile]:
         """As `list`, in no order, without the files whose metadata cannot be read."""
         found = []
-        for file_id in self._ids():
+        for file_id in self._ids(self._names()):
             with suppress(StorageError):
-                found.append(self._read(file_id))
+                found.append(self._fetched(file_id))
         return [stored for stored in found if stored is not None and not self._is_over(stored)]
 
-    def _ids(self) -> Sequence[str]:
-        """Of the files that are there; all others are forgotten."""
-        ids = {name.removesuffix(".json") for name in self._names() if name.endswith(".json")}
+    def _ids(self, names: Collection[str]) -> Sequence[str]:
+        """Of the files that are there, given the names in the folder; all others are forgotten."""
+        ids = {name.removesuffix(".json") for name in names if name.endswith(".json")}
         self._known = {file_id: stored for file_id, stored in tuple(self._known.items()) if file_id in ids}
         return [file_id for file_id in ids if _ID.fullmatch(file_id)]
 
-    def _names(self) -> Sequence[str]:
+    def _fetched_names(self) -> Collection[str]:
+        """`_names`, with all metadata fetched, several at once. Raises `StorageError` where one cannot be."""
+        if self._mirror is None:
+            return self._names()
+        return [path.name for path in self._mirror.fetch_folder(self._folder, ".json")]
+
+    def _names(self) -> Collection[str]:
         if self._mirror is not None:
-            return [path.name for path in self._mirror.fetch_folder(self._folder, ".json")]
+            return self._mirror.names(self._folder)
         try:
             return [entry.name for entry in os.scandir(self._folder)]
         except FileNotFoundError:
@@ -166,9 +172,9 @@ class FileStore:
 
         Raises `StorageError` where the folder cannot be swept.
         """
-        for file_id in self._ids():
+        for file_id in self._ids(self._names()):
             try:
-                stored = self._read(file_id)
+                stored = self._fetched(file_id)
                 if stored is not None and self._is_over(stored):
                     self._remove(file_id)
             except StorageError as error:
@@ -184,6 +190,10 @@ class FileStore:
 
     def _is_over(self, stored: StoredFile) -> bool:
         return stored.expires_at_s is not None and stored.expires_at_s <= self._now_s()
+
+    def _fetched(self, file_id: str) -> StoredFile | None:
+        """`_read`, of a file that may lie in the storage alone."""
+        return self._read(file_id) if file_id in self._known or self._is_there(file_id) else None
 
     def _read(self, file_id: str) -> StoredFile | None:
         """None: deleted meanwhile. Raises `StorageError`."""

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyarrow.fs import FileInfo
 
 from connectors.durable import publish
 from harvester.errors import NotFoundError, ParameterError, StorageError
@@ -20,6 +21,7 @@ from jobs.batches.states import ENDED_BATCH, BatchStatus, BatchStep, final_statu
 from jobs.batches.store import BatchStore
 from jobs.batches.window import parse_window
 from jobs.states import ENDED, JobState
+from jobs.storage.mirror import Mirror
 from jobs.testing import ManualClock
 
 OPEN = sorted(set(BatchStatus) - ENDED_BATCH)
@@ -160,6 +162,38 @@ def test_a_file_that_cannot_be_read_keeps_no_other_from_being_swept(tmp_path: Pa
     for read in (store.list, lambda: store.get(bad.stem)):
         with pytest.raises(StorageError, match=bad.name):
             read()
+
+
+class PatchyStorage(Mirror):
+    """Does not give one file."""
+
+    bad = ""
+
+    def _copied(self, path: Path, info: FileInfo) -> bool:
+        if path.name == self.bad:
+            raise StorageError(f"cannot read {path.name}")
+        return super()._copied(path, info)
+
+
+def test_a_file_that_the_storage_cannot_give_keeps_no_other_from_being_swept(tmp_path: Path) -> None:
+    clock = ManualClock()
+    one = tmp_path / "one"
+    store = FileStore(one, clock, Mirror(one, str(tmp_path / "shared")))
+    for _ in range(8):
+        with publish(store.content(file_id := new_file_id())) as file:
+            file.write(b"abc")
+        store.enter(file_id, "a.jsonl", "batch", expires_after_s=60)
+    clock.advance(60)
+    storage = PatchyStorage(tmp_path / "two", str(tmp_path / "shared"))
+    storage.bad = f"{file_id}.json"
+    other = FileStore(storage.root, clock, storage)
+    other.sweep()
+    assert {path.name for path in (tmp_path / "shared").iterdir()} == {f"{file_id}.json", f"{file_id}.data"}
+    with pytest.raises(StorageError, match=storage.bad):
+        other.list()
+    storage.bad = ""
+    other.sweep()
+    assert not list((tmp_path / "shared").iterdir())
 
 
 def test_content_that_nobody_described_is_swept_once_it_is_old(tmp_path: Path) -> None:
