@@ -11,10 +11,9 @@ import jsonschema
 from jobs.access.limits import pattern_cost
 from jobs.errors import TaskError
 from jobs.tasks.pattern import matching
+from jobs.tasks.validator import NAMED, PLAIN
 
 MAX_VALUES = 100_000  # of a schema with its references followed, and letters of its patterns: columns and validation grow with them
-_NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})  # hold subschemas by name
-_PLAIN = frozenset({"enum", "const", "default", "examples"})  # hold values that are no schemas
 _REFERENCES = frozenset({"$ref", "$dynamicRef"})
 
 
@@ -97,10 +96,10 @@ class _Walk:
         if key in _REFERENCES and isinstance(value, str):
             if value not in followed:
                 self._visit(self._target(value), followed | {value})
-        elif key in _PLAIN:
+        elif key in PLAIN:
             self._count(len(value) if isinstance(value, list) else 1)
         else:
-            self._visit(list(value.values()) if key in _NAMED and isinstance(value, dict) else value, followed)
+            self._visit(list(value.values()) if key in NAMED and isinstance(value, dict) else value, followed)
 
     def _count(self, values: int) -> None:
         self._values += values
@@ -120,6 +119,8 @@ class _Walk:
 
     def _target(self, reference: str) -> object:
         try:
+            if _is_plain(reference):
+                raise LookupError(reference)
             return follow(self._root, reference)
         except LookupError as error:
             raise TaskError(
@@ -134,6 +135,16 @@ class _Walk:
                 f"{self._origin}: pattern {_one_line(pattern)!r} cannot be matched in linear time: {_one_line(str(error))}; "
                 "write it without lookaround, backreferences, \\u escapes and counts above 1,000"
             ) from error
+
+
+def _is_plain(reference: str) -> bool:
+    """Whether it leads into values that are no schemas, which an `AnswerValidator` leaves as they are."""
+    by_name = False
+    for part in unquote(reference).split("/")[1:]:
+        if part in PLAIN and not by_name:
+            return True
+        by_name = part in NAMED and not by_name
+    return False
 
 
 def follow(root: dict[str, Any], reference: str) -> object:

@@ -11,6 +11,9 @@ from jobs.engine import RowError
 from jobs.tasks.pattern import Patterns
 
 MAX_STEPS = 100_000  # of one answer, of some 10 us each: keywords evaluated, and what `Patterns` says of the patterns
+NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})  # hold subschemas by name
+PLAIN = frozenset({"enum", "const", "default", "examples"})  # hold values that are no schemas
+_RESOURCES = frozenset({"$schema", "$id"})
 
 Errors = Iterator[jsonschema.ValidationError]
 Keyword = Callable[[Any, Any, Any, Any], Errors | None]
@@ -82,11 +85,17 @@ class AnswerValidator:
 
 
 def _without_resources(node: Any) -> Any:
-    """``node`` without ``$schema`` and ``$id``: below them another draft's validator, and another root of references, would apply."""
+    """A schema, or a list of them, without ``$schema`` and ``$id``: another draft's validator, or another root, would apply below them."""
     if isinstance(node, list):
         return [_without_resources(entry) for entry in node]
-    if isinstance(node, dict):
-        return {
-            key: _without_resources(value) for key, value in node.items() if key not in ("$schema", "$id") or not isinstance(value, str)
-        }
-    return node
+    if not isinstance(node, dict):
+        return node
+    return {key: _cleared(key, value) for key, value in node.items() if key not in _RESOURCES or not isinstance(value, str)}
+
+
+def _cleared(keyword: str, value: Any) -> Any:
+    if keyword in PLAIN:
+        return value
+    if keyword in NAMED and isinstance(value, dict):
+        return {name: _without_resources(subschema) for name, subschema in value.items()}
+    return _without_resources(value)

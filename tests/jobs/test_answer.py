@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
@@ -229,6 +230,33 @@ def test_an_identifier_within_a_schema_moves_no_reference() -> None:
         **{"$defs": {"d": {"type": "string"}}},
     )
     assert parse_answer(task, '{"x": "a"}', "stop") == {"x": "a"}
+
+
+@pytest.mark.parametrize("value", [{"$id": "x"}, {"$schema": "y", "a": [{"$id": "x"}]}], ids=["at the top", "within"])
+@pytest.mark.parametrize("schema", [lambda value: {"const": value}, lambda value: {"enum": [1, value]}], ids=["const", "enum"])
+def test_an_identifier_in_a_plain_value_is_a_part_of_it(schema: Callable[[Any], dict[str, Any]], value: Any) -> None:
+    task = json_task({"x": schema(value)})
+    assert parse_answer(task, json.dumps({"x": value}), "stop")["x"] is not None
+    with pytest.raises(RowError, match="at x"):
+        parse_answer(task, '{"x": {}}', "stop")
+
+
+@pytest.mark.parametrize("name", ["const", "default", "$id", "properties"])
+def test_a_property_may_have_the_name_of_a_keyword(name: str) -> None:
+    slow = {"$schema": DRAFT_07, "if": {"pattern": SLOW}, "type": "string"}
+    task = json_task({name: slow})
+    assert parse_answer(task, json.dumps({name: ALMOST}), "stop") == {name: ALMOST}
+    with pytest.raises(RowError, match="is not of type 'string'"):
+        parse_answer(task, json.dumps({name: 1}), "stop")
+
+
+@pytest.mark.parametrize("place", ["const", "enum/0", "examples/0/not", "default"])
+def test_no_reference_leads_into_a_plain_value(place: str) -> None:
+    slow = {"$schema": DRAFT_07, "if": {"pattern": SLOW}, "not": {}}
+    holder = {"const": slow, "enum": [slow], "examples": [slow], "default": slow}
+    with pytest.raises(TaskError, match=r"\$ref #/properties/x/.* leads nowhere"):
+        json_task({"x": holder, "y": {"$ref": f"#/properties/x/{place}"}})
+    json_task({"const": {"type": "string"}, "y": {"$ref": "#/properties/const"}})
 
 
 DEEPER = {"properties": {"n": {"$ref": "#/$defs/node"}}}
