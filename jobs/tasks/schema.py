@@ -9,8 +9,8 @@ from urllib.parse import unquote
 import jsonschema
 
 from jobs.access.limits import pattern_cost
+from jobs.access.pattern import matching
 from jobs.errors import TaskError
-from jobs.tasks.pattern import matching
 from jobs.tasks.validator import NAMED, PLAIN
 
 MAX_VALUES = 100_000  # of a schema with its references followed, and letters of its patterns: columns and validation grow with them

@@ -7,8 +7,8 @@ from typing import Any
 
 import jsonschema
 
+from jobs.access.pattern import Patterns
 from jobs.engine import RowError
-from jobs.tasks.pattern import Patterns
 
 MAX_STEPS = 100_000  # of one answer, of some 10 us each: keywords evaluated, and what `Patterns` says of the patterns
 NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})  # hold subschemas by name

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from jobs.tasks import pattern as patterns
-from jobs.tasks.pattern import MOST_COMPILED, Patterns, matching
+from jobs.access import pattern as patterns
+from jobs.access.pattern import MOST_COMPILED, Patterns, matching
 
 ITEMS = [
     "a",
