@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -24,9 +23,11 @@ from connectors.files.cells import MAX_ADDRESS_BYTES, MAX_READ_S, Sheet
 from connectors.paths.files import DataFile
 from connectors.paths.location import Location
 from connectors.paths.names import source_name, stem_of
+from connectors.processes.environment import environment
 
 MAX_BYTES = 256 << 20
-_KEPT = ("LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "TZ")
+# Arrow's own pool would reserve 1 GiB of addresses.
+_ENVIRONMENT = {"ARROW_DEFAULT_MEMORY_POOL": "system"}
 
 
 class SheetReading:
@@ -71,7 +72,14 @@ class SheetReading:
         command = [sys.executable, "-m", "connectors.files.cells"]
         try:
             done = subprocess.run(
-                command, input=sheet.to_json(), capture_output=True, text=True, check=True, timeout=MAX_READ_S, env=_environment(), cwd="/"
+                command,
+                input=sheet.to_json(),
+                capture_output=True,
+                text=True,
+                check=True,
+                timeout=MAX_READ_S,
+                env=environment(**_ENVIRONMENT),
+                cwd="/",
             )
         except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
             raise SourceError(
@@ -81,10 +89,3 @@ class SheetReading:
         told = json.loads(done.stdout)
         if told is not None:
             raise SourceError(told)
-
-
-def _environment() -> dict[str, str]:
-    """A minimal environment with the module path; other variables may hold keys. Arrow's own pool would reserve 1 GiB of addresses."""
-    kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
-    path = {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path), "PYTHONSAFEPATH": "1"}
-    return kept | path | {"ARROW_DEFAULT_MEMORY_POOL": "system", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}

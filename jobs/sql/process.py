@@ -20,6 +20,7 @@ import psutil
 import pyarrow as pa
 
 from connectors.errors import HarvesterError, StorageError
+from connectors.processes.environment import environment
 from jobs.errors import QueryError
 from jobs.sql.forkserver import GRACE_S, PID, REPLY, Request
 from jobs.sql.scratch import is_scratch, make_scratch
@@ -28,7 +29,8 @@ MAX_RESIDENT_BYTES = 3 << 29  # 1.5 GiB; DuckDB's own limit is 1 GB, which its p
 START_S = 60.0  # longest start of the fork server, on a busy machine
 LOOK_S = 0.05  # between two looks at a running query
 LONG_NICE = 15  # behind short queries
-_KEPT = ("LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "TZ")  # environment variables that are passed on; others may hold keys
+# Without threads: a process that has some cannot be forked safely.
+_ENVIRONMENT = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
 
 # Seconds of CPU that a query has used -> whether it counts as long from now on. By CPU, since a busy machine makes a short one late.
 CheckLong = Callable[[float], bool]
@@ -132,7 +134,7 @@ class QueryProcesses:
                 [sys.executable, "-m", "jobs.sql.forkserver", str(theirs.fileno()), str(self._scratch)],
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
-                env=_environment() | self._marks,
+                env=environment(**_ENVIRONMENT) | self._marks,
                 cwd="/",
             )
         self._control = ours
@@ -142,13 +144,6 @@ class QueryProcesses:
         if self._end is not None:
             self._end()
         self._control = self._end = None
-
-
-def _environment() -> dict[str, str]:
-    """A minimal environment with the module path, in which libraries start no threads: a process with threads cannot be forked safely."""
-    kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
-    single = {"JE_ARROW_MALLOC_CONF": "background_thread:false", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-    return kept | single | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path), "PYTHONSAFEPATH": "1"}
 
 
 def _end(process: subprocess.Popen[bytes], control: socket.socket) -> None:
