@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import timedelta
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -64,38 +65,53 @@ def _limit() -> None:  # pragma: no cover
 
 
 def write_cells(sheet: Sheet) -> None:
-    """Write the rows below the header. Raises `SourceError` for a sheet that must be chosen, is not there or has no cells."""
+    """Write the rows below the header. Raises `SourceError` for a sheet that must be chosen, is not there or has no cells.
+
+    The library holds the cells; the rows are made of them twice, to see their types and to write them, a few at a time.
+    """
     library = extra("python_calamine", "excel", "a workbook")
     with _opening(sheet.path), library.CalamineWorkbook.from_path(sheet.copy) as book:
         cells, name = _chosen(book, sheet)
-    names = _header(cells, f"{sheet.label}, sheet {name!r}")
-    rows = [dict(zip(names, row, strict=True)) for row in map(_plain, cells[1:])]
+    header = next(_rows(cells), None)
+    if header is None:
+        raise _empty(sheet)
+    names = _header(header, f"{sheet.label}, sheet {name!r}")
     columns = Columns(sheet.label, names)
-    for row in rows:
+    for row in _named(cells, names):
         columns.see(row)
+    rows = _named(cells, names)
     with pa.ipc.new_stream(sheet.cells, columns.schema) as writer:
-        for start in range(0, len(rows), BATCH_ROWS):
-            writer.write_batch(batch_of(columns.schema, rows[start : start + BATCH_ROWS]))
+        while batch := list(islice(rows, BATCH_ROWS)):
+            writer.write_batch(batch_of(columns.schema, batch))
 
 
-def _chosen(book: Any, sheet: Sheet) -> tuple[list[list[Any]], str]:
+def _chosen(book: Any, sheet: Sheet) -> tuple[Any, str]:
+    """A sheet of the library and its name. Holds the cells of one sheet at a time."""
     known = [str(name) for name in book.sheet_names]
     if sheet.table is not None:
         if sheet.table not in known:
             raise SourceError(f"{sheet.label} has no sheet {sheet.table!r}; its sheets: {listed(known)}")
-        return _cells(book, sheet.table), sheet.table
-    filled = {name: cells for name in known if (cells := _cells(book, name))}
+        return book.get_sheet_by_name(sheet.table), sheet.table
+    filled = known if len(known) == 1 else [name for name in known if any(True for _ in _rows(book.get_sheet_by_name(name)))]
     if len(filled) > 1:
-        raise SourceError(f"{sheet.label} has the sheets {listed(list(filled))}; choose one with --table")
+        raise SourceError(f"{sheet.label} has the sheets {listed(filled)}; choose one with --table")
     if not filled:
-        raise SourceError(f"{sheet.label} holds no rows; submit at least one row")
-    name, cells = next(iter(filled.items()))
-    return cells, name
+        raise _empty(sheet)
+    return book.get_sheet_by_name(filled[0]), filled[0]
 
 
-def _cells(book: Any, name: str) -> list[list[Any]]:
-    cells = [list(row) for row in book.get_sheet_by_name(name).to_python(skip_empty_area=True)]
-    return [row for row in cells if any(value != "" for value in row)]
+def _empty(sheet: Sheet) -> SourceError:
+    return SourceError(f"{sheet.label} holds no rows; submit at least one row")
+
+
+def _rows(cells: Any) -> Iterator[list[Any]]:
+    """The rows of a sheet that have a cell."""
+    return (row for row in cells.iter_rows() if any(value != "" for value in row))
+
+
+def _named(cells: Any, names: list[str]) -> Iterator[dict[str, Any]]:
+    """The rows below the header."""
+    return (dict(zip(names, _plain(row), strict=True)) for row in islice(_rows(cells), 1, None))
 
 
 @contextmanager
@@ -109,9 +125,9 @@ def _opening(path: str) -> Iterator[None]:
         raise
 
 
-def _header(cells: list[list[Any]], where: str) -> list[str]:
-    check_width(len(cells[0]), where)
-    names = [str(_whole(value)).strip() or f"column_{number}" for number, value in enumerate(cells[0], 1)]
+def _header(row: list[Any], where: str) -> list[str]:
+    check_width(len(row), where)
+    names = [str(_whole(value)).strip() or f"column_{number}" for number, value in enumerate(row, 1)]
     check_unique(names, f"the first row of {where}")
     return names
 

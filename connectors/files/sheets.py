@@ -17,7 +17,7 @@ from pyarrow import fs
 
 from connectors.copied.snapshot import Origin
 from connectors.copied.source import Rows
-from connectors.edge import reading
+from connectors.edge import MAX_TOLD, reading
 from connectors.errors import SourceError
 from connectors.files.cells import MAX_ADDRESS_BYTES, MAX_READ_S, Sheet
 from connectors.paths.files import DataFile
@@ -82,10 +82,18 @@ class SheetReading:
                 cwd="/",
             )
         except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
-            raise SourceError(
-                f"{self._location.label} cannot be read within {MAX_ADDRESS_BYTES >> 30} GiB of memory and {MAX_READ_S} s; "
-                "is a cell far from the others? Save the rows as CSV, or in a new workbook"
-            ) from error
+            raise SourceError(f"{self._location.label} cannot be read {_reason(error)}") from error
         told = json.loads(done.stdout)
         if told is not None:
             raise SourceError(told)
+
+
+def _reason(error: subprocess.CalledProcessError | subprocess.TimeoutExpired) -> str:
+    """Why the process ended, and what to do. A signal: an allocation failed, its CPU time was over, or the kernel was short of memory."""
+    if isinstance(error, subprocess.TimeoutExpired) or error.returncode < 0 or "MemoryError" in error.stderr:
+        return (
+            f"within {MAX_ADDRESS_BYTES >> 30} GiB of memory and {MAX_READ_S} s: it has more than about 20 million cells, or one far from "
+            "the others; save the rows as CSV, or in a new workbook"
+        )
+    said = error.stderr.strip().splitlines()
+    return f"({said[-1][:MAX_TOLD] if said else f'status {error.returncode}'}); save its rows as CSV"
