@@ -19,6 +19,7 @@ P = ParamSpec("P")
 
 TRIES = 5
 RETRY_S = 0.2
+PATIENCE_S = 120.0  # of a watch with a server that is away: a cluster that starts anew is away for 40 s
 MAX_WAIT_S = 30.0  # a longer Retry-After counts as a refusal
 _AGAIN = (429, 502, 503, 504)
 

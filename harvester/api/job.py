@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, Self, TypeVar, overload
 
 from harvester.api.errors import JobFailedError
-from harvester.api.flow import Flow, Pause, ask
+from harvester.api.flow import PATIENCE_S, Flow, Pause, ask
 from harvester.api.rows import AsyncRows, Rows
 from harvester.api.show import Progress
 from harvester.api.stream import rows_of
@@ -15,7 +15,6 @@ from harvester.api.wire import AsyncWire, Wire
 
 ENDED = ("completed", "failed", "cancelled", "expired")
 POLL_S = 0.5
-PATIENCE_S = 120.0  # of a watch with a server that is away: a cluster that starts anew is away for 40 s
 M = TypeVar("M")
 
 

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from harvester.api.flow import PATIENCE_S
 from harvester.cli.client import Client
 from harvester.cli.job.progress import updates
 from harvester.cli.job.submit.text import duration, share_done
 from harvester.errors import StateError, UnreachableError
+from jobs.testing import ManualClock
 from tests.fakes.http_server import job_view
 from tests.fakes.ledger_file import add_job, ledger_file
 
@@ -82,13 +84,16 @@ def test_watch_json_prints_a_line_only_when_something_changed(cli, server):
 
 
 class Away(Client):
-    """A client whose server is away for a while."""
+    """A client whose server is away for a while. ``try_s``: what each request takes meanwhile."""
 
-    def __init__(self, away: int) -> None:
+    def __init__(self, away: int, try_s: float = 0.0) -> None:
         self.away = away
+        self.try_s = try_s
+        self.clock = ManualClock(0.0)
 
     def job(self, job_id: str):
         self.away -= 1
+        self.clock.advance(self.try_s)
         if self.away < 0:
             return job_view()
         if job_id == "latest":
@@ -115,12 +120,13 @@ def test_a_job_that_was_ended_is_followed_until_what_it_has_done_is_published():
     assert [(view.state, view.rows_running) for view in found] == [("running", 3), ("expired", 0)]
 
 
-def test_a_server_that_stays_away_ends_the_watch(monkeypatch):
+@pytest.mark.parametrize("try_s", [0.0, 30.0], ids=["refused at once", "accepted, not answered"])
+def test_a_server_that_stays_away_ends_the_watch_after_as_long_as_in_python(monkeypatch, try_s):
     monkeypatch.setattr("harvester.cli.job.progress.POLL_S", 0.5)
-    client = Away(1000)
+    client = Away(1000, try_s)
     with pytest.raises(UnreachableError):
-        list(updates(client, ["latest"], sleep=lambda seconds: None))
-    assert client.away == 1000 - 62
+        list(updates(client, ["latest"], client.clock.advance, client.clock))
+    assert PATIENCE_S < client.clock() - try_s <= PATIENCE_S + try_s + 0.5, "the first request was answered"
 
 
 @pytest.mark.parametrize(

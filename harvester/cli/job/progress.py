@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
+from harvester.api.flow import PATIENCE_S
 from harvester.cli.client import Client
 from harvester.cli.job.submit.text import progress_line, rows_done, share_done
 from harvester.errors import NoReplicaError, UnreachableError
@@ -16,26 +17,27 @@ from jobs.spec import JobView
 from jobs.states import ENDED, JobState
 
 POLL_S = 0.5
-PATIENCE_S = 30.0  # a server that restarts takes the jobs up again
 
-Sleep = Callable[[float], None]
+Sleep = Callable[[float], object]
+Clock = Callable[[], float]
 Views = dict[str, JobView]  # the last one of each job, by its id
 
 
-def updates(client: Client, jobs: Sequence[str], sleep: Sleep = time.sleep) -> Iterator[JobView]:
+def updates(client: Client, jobs: Sequence[str], sleep: Sleep = time.sleep, clock: Clock = time.monotonic) -> Iterator[JobView]:
     """Yield the jobs' views now and at each change, until all have ended and published their rows.
 
-    Waits up to `PATIENCE_S` for a server that does not answer, or has no replica, then raises that.
+    Waits up to `PATIENCE_S`, by ``clock``, for a server that does not answer, or has no replica, then raises that.
     """
     last: Views = {view.id: view for view in (client.job(job) for job in dict.fromkeys(jobs))}
     yield from (view for view in last.values() if not _publishes(view))
     away_s = 0.0
     while open_jobs := [job for job, view in last.items() if view.state not in ENDED or _publishes(view)]:
+        began_s = clock()
         sleep(POLL_S)
         try:
             views = [client.job(job) for job in open_jobs]
         except (UnreachableError, NoReplicaError):
-            away_s += POLL_S
+            away_s += clock() - began_s
             if away_s > PATIENCE_S:
                 raise
             continue
