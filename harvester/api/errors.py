@@ -32,11 +32,12 @@ class NotFoundError(RefusedError):
 
 
 class UnreachableError(HarvesterError):
-    """No server answers. ``is_unsent``: the request cannot have reached it, so that a retry is safe."""
+    """No server answers. ``is_unsent``: the request cannot have reached it, so that a retry is safe. ``took_s``: until that was clear."""
 
-    def __init__(self, message: str, *, is_unsent: bool = False) -> None:
+    def __init__(self, message: str, *, is_unsent: bool = False, took_s: float = 0.0) -> None:
         super().__init__(message, "unreachable")
         self.is_unsent = is_unsent
+        self.took_s = took_s
 
 
 class JobFailedError(HarvesterError):

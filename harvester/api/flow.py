@@ -48,11 +48,12 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class HttpAnswer:
-    """``body``: the parsed JSON; of an error answer that is not JSON, an object with a ``message``."""
+    """``body``: the parsed JSON; of an error answer that is not JSON, an object with a ``message``. ``took_s``: until it was here."""
 
     status: int
     body: Any
     retry_after_s: float | None = None
+    took_s: float = 0.0
 
 
 Step = Ask | Pause | Work
@@ -62,26 +63,32 @@ Flow = Generator[Step, Any, T]
 def ask(method: str, path: str, *, is_safe: bool = True, tries: int = TRIES, patience_s: float = 0.0, **options: Any) -> Flow[Any]:
     """The JSON of the answer. Raises what `error_of` makes of an error answer.
 
-    While the server is away or busy, asks ``tries`` times, and further until the pauses in between add up to ``patience_s``.
+    While the server is away or busy, asks ``tries`` times; with ``patience_s``, until requests and pauses add up to that.
     """
     waited_s = 0.0
     for attempt in itertools.count(1):
-        is_last = attempt >= tries and waited_s >= patience_s
         wait_s = RETRY_S * 2 ** min(attempt, TRIES)
         try:
             answer: HttpAnswer = yield Ask(method, path, options, is_safe)
         except UnreachableError as error:
-            if is_last or not (is_safe or error.is_unsent):
+            waited_s += error.took_s
+            if _is_last(attempt, tries, waited_s, patience_s) or not (is_safe or error.is_unsent):
                 raise
         else:
             if answer.status < 400:
                 return answer.body
+            waited_s += answer.took_s
             wait_s = wait_s if answer.retry_after_s is None else max(answer.retry_after_s, RETRY_S)
-            if answer.status not in _AGAIN or is_last or wait_s > MAX_WAIT_S:
+            is_last = wait_s > MAX_WAIT_S or _is_last(attempt, tries, waited_s, patience_s)
+            if is_last or answer.status not in _AGAIN:
                 raise error_of(answer.status, answer.body)
         waited_s += wait_s
         yield Pause(wait_s)
     raise AssertionError("unreachable")
+
+
+def _is_last(attempt: int, tries: int, waited_s: float, patience_s: float) -> bool:
+    return waited_s >= patience_s if patience_s else attempt >= tries
 
 
 def drive(flow: Flow[T], do: Callable[[Step], Any]) -> T:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from time import monotonic, sleep
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -41,13 +41,15 @@ class Address:
     @contextmanager
     def reached(self) -> Iterator[None]:
         """Raise `UnreachableError` in place of httpx's transport errors."""
+        began_s = monotonic()
         try:
             yield
         except httpx.TransportError as error:
             is_unsent = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
             what = "no server answers" if is_unsent else "lost the connection to the server"
             do = "start one with: harvester serve" if is_unsent else "check that it runs"
-            raise UnreachableError(f"{what} at {self.url} ({error or type(error).__name__}); {do}", is_unsent=is_unsent) from error
+            told = f"{what} at {self.url} ({error or type(error).__name__}); {do}"
+            raise UnreachableError(told, is_unsent=is_unsent, took_s=monotonic() - began_s) from error
 
 
 class Wire:
@@ -66,19 +68,21 @@ class Wire:
     @contextmanager
     def stream(self, path: str, params: dict[str, Any]) -> Iterator[Iterator[bytes]]:
         """The body of a GET answer, streamed. Raises `UnreachableError`, also if the body breaks off."""
+        began_s = monotonic()
         with self.address.reached(), self._http.stream("GET", path, params=params) as answer:
             if answer.status_code >= 400:
                 answer.read()
-                raise error_of(answer.status_code, _answer(answer).body)
+                raise error_of(answer.status_code, _answer(began_s, answer).body)
             yield answer.iter_raw(1 << 20)
 
     def _do(self, step: Step) -> Any:
         if isinstance(step, Pause):
-            return time.sleep(step.seconds)
+            return sleep(step.seconds)
         if isinstance(step, Work):
             return step.call()
+        began_s = monotonic()
         with self.address.reached():
-            return _answer(self._http.request(step.method, step.path, **_timed(step)))
+            return _answer(began_s, self._http.request(step.method, step.path, **_timed(step)))
 
 
 class AsyncWire:
@@ -101,8 +105,9 @@ class AsyncWire:
             return await asyncio.sleep(step.seconds)
         if isinstance(step, Work):
             return await asyncio.to_thread(step.call)
+        began_s = monotonic()
         with self.address.reached():
-            return _answer(await self._http.request(step.method, step.path, **_timed(step)))
+            return _answer(began_s, await self._http.request(step.method, step.path, **_timed(step)))
 
 
 def _timed(step: Ask) -> dict[str, Any]:
@@ -113,7 +118,7 @@ def _timed(step: Ask) -> dict[str, Any]:
     return options
 
 
-def _answer(answer: httpx.Response) -> HttpAnswer:
+def _answer(began_s: float, answer: httpx.Response) -> HttpAnswer:
     try:
         body = answer.json()
     except ValueError as error:
@@ -122,7 +127,7 @@ def _answer(answer: httpx.Response) -> HttpAnswer:
             raise HarvesterError(f"{told}; check that it is a harvester server") from error
         body = {"message": told}
     after = answer.headers.get("retry-after", "")
-    return HttpAnswer(answer.status_code, body, float(after) if after.isdecimal() else None)
+    return HttpAnswer(answer.status_code, body, float(after) if after.isdecimal() else None, monotonic() - began_s)
 
 
 def _is_loopback(url: str) -> bool:
