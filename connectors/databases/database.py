@@ -90,7 +90,7 @@ class Database:
         """Columns and rows of a table or of a query, as a stream. Raises `SourceError`, also while the stream is read."""
         sql = self._select_all(table) if table is not None else self._checked(query or "")
         what = f"table {table!r} of {self._path}" if table is not None else f"the query on {self._path}"
-        with moving(self._connection.interrupt, what) as moved:
+        with moving(self._connection.interrupt, what, sees_reads=False) as moved:
             with self._failing(what):
                 reader = exactly(self._connection.sql(sql)).to_arrow_reader(BATCH_ROWS)
             yield reader.schema, self._batches(reader, what, moved)

@@ -61,7 +61,7 @@ class SqliteReading:
             _failing(self.origin, connection),
             tempfile.TemporaryFile(prefix="harvester-sqlite-") as kept,
         ):
-            with moving(connection.interrupt, self.origin.label) as moved:
+            with moving(connection.interrupt, self.origin.label, sees_reads=False) as moved:
                 schema = self._keep(connection, kept, moved)
             kept.seek(0)
             yield schema, (batch_of(schema, [dict(zip(schema.names, row, strict=True)) for row in rows]) for rows in _pickled(kept))

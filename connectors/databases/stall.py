@@ -9,26 +9,33 @@ from contextlib import contextmanager
 
 from connectors.errors import SourceError
 
-MAX_STALL_S = 300.0  # a sort or a group-by gives its first row only when it has read them all
+MAX_STALL_S = 300.0
+# Of a database only the rows that it gives are seen, and a sort or a group-by reads all before it gives one.
+MAX_UNSEEN_S = 3600.0
 AGAIN_S = 0.05
 
 
 @contextmanager
-def moving(interrupt: Callable[[], object], label: str) -> Iterator[Callable[[], None]]:
-    """Raise `SourceError`, naming ``label``, for a query in the block that makes no progress for 300 s.
+def moving(interrupt: Callable[[], object], label: str, *, sees_reads: bool = True) -> Iterator[Callable[[], None]]:
+    """Raise `SourceError`, naming ``label``, for a query in the block that makes no progress for 300 s, or for an hour.
+
+    ``sees_reads``: rows read are told as progress, so that 300 s are enough. If not, it may read for an hour and give no row.
 
     Yields what the block calls at each progress: rows read or given. ``interrupt`` ends what runs on the connection; it is called from
     another thread.
     """
     over, late = threading.Event(), threading.Event()
     moved_s = time.monotonic()
+    most_s = MAX_STALL_S if sees_reads else MAX_UNSEEN_S
 
     def moved() -> None:
         nonlocal moved_s
         moved_s = time.monotonic()
 
+    most_s = MAX_STALL_S if sees_reads else MAX_UNSEEN_S
+
     def watch() -> None:
-        while (left_s := moved_s + MAX_STALL_S - time.monotonic()) > 0:
+        while (left_s := moved_s + most_s - time.monotonic()) > 0:
             if over.wait(left_s):
                 return
         late.set()
@@ -43,7 +50,7 @@ def moving(interrupt: Callable[[], object], label: str) -> Iterator[Callable[[],
     except Exception as error:
         if late.is_set():
             raise SourceError(
-                f"{label} made no progress for {MAX_STALL_S:.0f} s and was stopped; simplify it, or submit a file of its rows"
+                f"{label} made no progress for {most_s:.0f} s and was stopped; simplify it, or submit a file of its rows"
             ) from error
         raise
     finally:

@@ -19,9 +19,8 @@ from harvester.api.job import AsyncJob, Job
 from harvester.api.rows import RECORD, AsyncRows, Rows
 from harvester.api.stream import answer_of, rows_of
 from harvester.api.uploads import upload
-from harvester.api.wire import Address, AsyncWire, Wire
+from harvester.api.wire import SUBMIT_S, Address, AsyncWire, Wire
 
-SUBMIT_S = 900.0  # the server runs the source's query and stores its rows before the job exists
 SQL_S = 900.0
 J = TypeVar("J")
 _IMPLIED = {"prompt": "ask", "labels": "classify", "schema": "extract"}  # an option that only one task has implies that task

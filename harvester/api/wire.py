@@ -18,6 +18,8 @@ from harvester.client_environment import DEFAULT_URL, default_api_key, default_u
 
 CONNECT_S = 3.0
 ANSWER_S = 60.0
+# The server runs the source's query, an hour until a database gives rows, and stores them before the job exists.
+SUBMIT_S = 7200.0
 
 
 class Address:

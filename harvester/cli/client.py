@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 import httpx
 from pydantic import Field, ValidationError
 
+from harvester.api.wire import SUBMIT_S
 from harvester.client_environment import default_api_key
 from harvester.errors import HarvesterError, KeyRefusedError, NotFoundError, UnreachableError, UsageError, from_json
 from jobs.access.handle import HEADER, read_key, signed
@@ -31,7 +32,6 @@ CONNECT_S = 3.0
 READ_S = 30.0
 PROFILE_S = 60.0  # on top of twice the time asked for: chat has priority
 _SEEN = "/api/sources/seen"
-SUBMIT_S = 900.0  # a query over a DuckDB file is run and written down before the job exists
 
 
 class ServerInfo(Abilities):

@@ -8,6 +8,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from connectors.databases.stall import MAX_UNSEEN_S
+from harvester.api.wire import SUBMIT_S
 from harvester.cli.client import Client
 from harvester.errors import UnreachableError
 from jobs.access.handle import HEADER, is_signed, make_key
@@ -70,3 +72,7 @@ def test_a_submission_is_signed_with_the_key_of_the_servers_state_folder(tmp_pat
     *_, last = sent
     assert is_signed(key, last.headers[HEADER], "POST", "/api/jobs", last.content, time.time())
     assert key not in str(last.headers)
+
+
+def test_a_submit_waits_longer_than_a_database_may_read_before_it_gives_a_row():
+    assert SUBMIT_S > 1.5 * MAX_UNSEEN_S

@@ -210,7 +210,13 @@ def test_types_of_every_day_survive(path: Path) -> None:
 
 
 def test_a_query_without_end_is_stopped_and_the_file_is_free(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("connectors.databases.stall.MAX_STALL_S", 0.2)
+    monkeypatch.setattr("connectors.databases.stall.MAX_UNSEEN_S", 0.2)
     with pytest.raises(SourceError, match="made no progress"):
         open_source(str(path), query="select count(*) from range(1000000000) a, range(1000000000) b where a.range + b.range < 0")
     execute(path, "delete from docs")
+
+
+def test_a_query_that_gives_no_row_for_long_is_given_longer_than_one_on_files(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("connectors.databases.stall.MAX_STALL_S", 0.0)
+    with open_source(str(path), query="select count(*) as n from range(10000000) a where a.range % 7 = 0") as source:
+        assert source.row_count == 1

@@ -278,9 +278,16 @@ NUMBERS = "with recursive t(n) as (select 1 union all select n + 1 from t)"
 
 
 def test_a_query_without_end_on_sqlite_is_stopped(shop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("connectors.databases.stall.MAX_STALL_S", 0.2)
+    monkeypatch.setattr("connectors.databases.stall.MAX_UNSEEN_S", 0.2)
     with pytest.raises(SourceError, match="made no progress"):
         open_source(str(shop), query=f"{NUMBERS} select count(*) from t")
+
+
+def test_a_query_on_sqlite_that_gives_no_row_for_long_is_given_longer_than_one_on_files(
+    shop: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("connectors.databases.stall.MAX_STALL_S", 0.0)
+    assert read(str(shop), query=f"{NUMBERS} select count(*) as n from (select n from t limit 1000000)")["n"].to_pylist() == [1_000_000]
 
 
 @pytest.mark.parametrize(

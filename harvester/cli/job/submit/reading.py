@@ -12,13 +12,14 @@ from typing import Protocol
 import duckdb
 import pyarrow as pa
 
+from harvester.api.client import SQL_S
 from harvester.api.errors import HarvesterError as ApiError
 from harvester.api.errors import RefusedError
 from harvester.api.flow import ask
 from harvester.api.stream import answer_of, rows_of
 from harvester.api.uploads import upload
 from harvester.api.wire import Address, Wire
-from harvester.cli.client import SUBMIT_S, Client, ServerInfo
+from harvester.cli.client import Client, ServerInfo
 from harvester.cli.invocation import Invocation
 from harvester.client_environment import default_api_key
 from harvester.errors import HarvesterError, from_json
@@ -86,7 +87,7 @@ class FromServer:
 
     def query(self, query: str) -> RowStream:
         with translated():
-            told = self.wire.run(ask("POST", "/api/sql/answers", json={"query": query}, timeout_s=SUBMIT_S))
+            told = self.wire.run(ask("POST", "/api/sql/answers", json={"query": query}, timeout_s=SQL_S))
             return _answer(answer_of(self.wire, str(told["id"])))
 
     def results(self, job: str, *, only_errors: bool = False) -> RowStream:
