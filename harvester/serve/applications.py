@@ -81,21 +81,25 @@ def _reason(app: Any) -> str:
     return str(texts[-1].splitlines()[-1]) if texts and texts[-1] else "a replica did not start"
 
 
-def leave(ledger: str, wait_s: float, hurry: threading.Event) -> None:
+def leave(ledger: str, wait_s: float, hurry: threading.Event) -> list[str]:
     """End the applications and the ledger of a joined cluster, unless they belong to another state folder; the cluster stays.
 
-    Waits up to ``wait_s`` or until ``hurry`` is set; Serve then ends what is left, as open chats, by itself.
+    Waits up to ``wait_s`` or until ``hurry`` is set. Returns the names of those that still end: Serve goes on with that by itself, but
+    keeps its ports until this is called again.
     """
+    ending: list[str] = []
     with suppress(RayServeException, RayError):  # where Serve is not there
         names = ours(serve.status())
         if are_anothers(names, ledger, ledgers()):
-            return
+            return []
         for name in names:
             serve.delete(name, _blocking=False)
         end_s = time.monotonic() + wait_s
         while (left := serve.status().applications.keys()) & names and time.monotonic() < end_s and not hurry.wait(LOOK_S):
             pass
-        if not left:  # else its ports stay open
+        ending = sorted(left & set(names))
+        if not left:  # with a chat open, Serve would end for long, and silently ignore what another server deploys meanwhile
             serve.shutdown()
     with suppress(ValueError):
         ray.kill(ray.get_actor(ledger, namespace=NAMESPACE))
+    return ending

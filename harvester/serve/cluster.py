@@ -284,7 +284,7 @@ class Cluster:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         is_new = error is None or CHAT_APP not in self._found  # after a failed redeployment, what ran before stays
-        if self._config.address is not None and self._is_ours and is_new:
-            leave(self._ledger, self._config.drain_s, self._hurry)
+        leaves = self._config.address is not None and self._is_ours and is_new
+        if leaves and not leave(self._ledger, self._config.drain_s, self._hurry):
             self._folder.cluster.unlink(missing_ok=True)
         ray.shutdown()

@@ -7,6 +7,7 @@ import logging
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -35,6 +36,7 @@ from jobs.sql.scratch import forget_scratch
 from jobs.storage.folder import StateFolder, keep_private
 
 LEAVE_S = 60.0  # for the applications of a dead server to end
+STILL_ENDING = 3  # exit code of the process that ends them: some are left
 
 
 def run(config: ServeConfig, state_dir: Path, on_event: OnEvent, chat_app: Any = None) -> None:
@@ -94,6 +96,8 @@ def run(config: ServeConfig, state_dir: Path, on_event: OnEvent, chat_app: Any =
             stop_marked(mark)
             forget_scratch(mark)
             clear(runtime_folder(folder, mark))
+        if config.address is not None and folder.cluster.exists():
+            on_event("warning", {"message": "open chats may still end in the Ray cluster; harvester stop ends what is left there"})
         on_event("stopped", {})
 
 
@@ -124,12 +128,17 @@ def _signals(stop: threading.Event, hurry: threading.Event) -> Iterator[None]:
 
 
 def end_joined(address: str, state_dir: Path) -> None:
-    """End what a dead server left in the cluster at ``address``. Raises `EngineError`."""
+    """End what a dead server left in the cluster at ``address``. Raises `EngineError`, also if some of it still ends."""
     folder = StateFolder(state_dir.absolute())
     with folder.locked():
         session = multiprocessing.get_context("spawn").Process(target=_end_joined, args=(address, folder.root))
         session.start()
         session.join()
+        if session.exitcode == STILL_ENDING:
+            raise EngineError(
+                f"applications in the Ray cluster at {address} have not ended after {LEAVE_S:.0f} s, as open chats may take `drain_s`; "
+                "harvester stop again ends what is left"
+            )
         if session.exitcode != 0:
             raise EngineError(f"the applications in the Ray cluster at {address} could not be ended; end them there with: serve shutdown")
         folder.cluster.unlink(missing_ok=True)
@@ -146,8 +155,10 @@ def _end_joined(address: str, root: Path) -> None:
     from harvester.serve.deployments.actor import NAMESPACE, ledger_name
 
     ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
-    leave(ledger_name(root), LEAVE_S, threading.Event())
+    ending = leave(ledger_name(root), LEAVE_S, threading.Event())
     ray.shutdown()
+    if ending:
+        sys.exit(STILL_ENDING)
 
 
 @contextmanager

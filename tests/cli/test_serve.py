@@ -131,7 +131,7 @@ def test_stop_ends_the_server_of_the_state_folder(cli, state, child):
     note(state, process.pid)
     result = cli("stop", "--json")
     assert result.exit_code == 0
-    assert json.loads(result.stdout) == {"stopped": True, "pid": process.pid, "state": str(state)}
+    assert json.loads(result.stdout) == {"stopped": True, "pid": process.pid, "left_in": None, "state": str(state)}
     assert process.poll() is not None
 
 
@@ -172,6 +172,15 @@ def test_stop_ends_what_a_server_without_a_process_left_in_a_cluster(cli, state,
     monkeypatch.setattr(serve_commands, "require_engine", lambda *modules: None)
     assert "stopped the applications in the Ray cluster at 10.0.0.1:6379" in cli("stop").stdout
     assert ended == [("10.0.0.1:6379", state)]
+
+
+def test_stop_says_what_a_stopped_server_has_left_in_a_cluster(cli, state, child):
+    process = child("/venv/bin/harvester", "serve")
+    note(state, process.pid)
+    StateFolder(state).cluster.write_text("10.0.0.1:6379\n")
+    result = cli("stop")
+    assert result.exit_code == 0
+    assert "open chats may still end in the Ray cluster at 10.0.0.1:6379; harvester stop again ends what is left there" in result.stdout
 
 
 def test_stop_does_not_wait_for_ever(cli, state, child, monkeypatch):

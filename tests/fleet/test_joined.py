@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -199,6 +200,22 @@ def test_stop_ends_what_a_killed_server_has_left_in_the_cluster(server: FleetSer
     done = server.harvester("stop")
     assert done.returncode == 0, done.stderr
     wait_until(lambda: not server.find("replica") and not server.find("ledger"), "the applications to go")
+    server.start()
+    assert whole([Stream(server.url, SHORT)]) == [True]
+
+
+def test_a_stop_that_does_not_wait_for_a_chat_cuts_none_and_the_next_one_ends_serve(server: FleetServer) -> None:
+    stream = Stream(server.url, LONG)
+    stream.begun()
+    before = server.log.read_text().count('"stopping"')
+    psutil.Process(server.pid).terminate()
+    wait_until(lambda: server.log.read_text().count('"stopping"') > before, "the server to stop")
+    server.stop()  # the second signal
+    assert (server.state / "cluster").exists()
+    assert whole([stream]) == [True]
+    done = server.harvester("stop")
+    assert (done.returncode, "stopped the applications" in done.stdout) == (0, True), done.stderr
+    assert (_ingress(server.head), (server.state / "cluster").exists()) == (set(), False)
     server.start()
     assert whole([Stream(server.url, SHORT)]) == [True]
 

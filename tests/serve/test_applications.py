@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import warnings
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +22,7 @@ with warnings.catch_warnings():
     from ray.serve._private.common import DeploymentStatus, DeploymentStatusTrigger, ReplicaState
     from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview, DeploymentStatusOverview
 
-    from harvester.serve import applications, cluster
+    from harvester.serve import applications, cluster, server
     from harvester.serve.applications import are_anothers, has_failed, is_answering, leave
     from harvester.serve.deployments.replica import replica_app
     from harvester.serve.deployments.version import attempt_at
@@ -97,10 +98,11 @@ def test_applications_are_anothers_where_only_another_ledger_is(running: list[st
 
 
 class Played:
-    """Ray Serve, whose chat application does not end."""
+    """Ray Serve. A deleted application ends by itself unless it is one of ``slow``."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, ledgers: list[str]) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, ledgers: list[str], slow: tuple[str, ...] = ("chat",)) -> None:
         self.running = {"chat", "jobs"}
+        self.slow = set(slow)
         self.deleted: list[tuple[str, bool]] = []
         self.killed: list[str] = []
         self.is_shut = False
@@ -114,7 +116,7 @@ class Played:
 
     def _delete(self, name: str, *, _blocking: bool) -> None:
         self.deleted.append((name, _blocking))
-        self.running -= {name} - {"chat"}
+        self.running -= {name} - self.slow
 
     def _shut(self) -> None:
         self.is_shut = True
@@ -125,9 +127,23 @@ def test_a_chat_that_does_not_end_keeps_nothing_else_from_ending(monkeypatch: py
     played, hurry = Played(monkeypatch, [OWN]), threading.Event()
     if is_hurried:
         hurry.set()
-    leave(OWN, 3600.0 if is_hurried else 0.0, hurry)
+    assert leave(OWN, 3600.0 if is_hurried else 0.0, hurry) == ["chat"]
     assert sorted(played.deleted) == [("chat", False), ("jobs", False)]
     assert (played.running, played.killed, played.is_shut) == ({"chat"}, [OWN], False)
+
+
+def test_what_a_hurried_stop_left_is_ended_by_the_next_one_with_serve(monkeypatch: pytest.MonkeyPatch) -> None:
+    played, hurry = Played(monkeypatch, [OWN], slow=("chat", "jobs")), threading.Event()
+    hurry.set()
+    assert (leave(OWN, 3600.0, hurry), played.is_shut) == (["chat", "jobs"], False)
+    played.running.clear()  # Serve has ended them since
+    assert (leave(OWN, 0.0, threading.Event()), played.is_shut) == ([], True)
+
+
+def test_serve_stays_for_an_application_that_is_not_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    played = Played(monkeypatch, [OWN], slow=())
+    played.running.add("another")
+    assert (leave(OWN, 0.0, threading.Event()), played.is_shut) == ([], False)
 
 
 def test_nothing_of_another_state_folder_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,20 +153,54 @@ def test_nothing_of_another_state_folder_is_ended(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(
-    ("found", "error", "stays"),
-    [({"chat": False}, EngineError("no"), True), ({}, EngineError("no"), False), ({"chat": False}, None, False)],
-    ids=["failed over what ran before", "failed at first", "stopped"],
+    ("found", "error", "ending", "is_left", "stays"),
+    [
+        ({"chat": False}, EngineError("no"), [], False, True),
+        ({}, EngineError("no"), [], True, False),
+        ({"chat": False}, None, [], True, False),
+        ({"chat": False}, None, ["chat"], True, True),
+    ],
+    ids=["failed over what ran before", "failed at first", "stopped", "stopped with an open chat"],
 )
 def test_the_cluster_is_remembered_while_applications_are_left_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: dict[str, bool], error: EngineError | None, stays: bool
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    found: dict[str, bool],
+    error: EngineError | None,
+    ending: list[str],
+    is_left: bool,
+    stays: bool,
 ) -> None:
     config, folder = ServeConfig(address="10.0.0.1:6379", ingress="proxy"), StateFolder(tmp_path)
     deployment = Deployment(config, folder, CHOICE, {}, "http://x", "mark", True, 1, None)
     left: list[str] = []
-    monkeypatch.setattr(cluster, "leave", lambda ledger, wait_s, hurry: left.append(ledger))
+
+    def leave(ledger: str, wait_s: float, hurry: threading.Event) -> list[str]:
+        left.append(ledger)
+        return ending
+
+    monkeypatch.setattr(cluster, "leave", leave)
     monkeypatch.setattr("ray.shutdown", lambda: None)
     folder.cluster.write_text("10.0.0.1:6379\n")
     joined = cluster.Cluster(deployment, lambda *given: None, threading.Event())  # type: ignore[arg-type]
     joined._is_ours, joined._found = True, found
     joined.__exit__(type(error) if error else None, error, None)
-    assert (folder.cluster.exists(), bool(left)) == (stays, not stays)
+    assert (folder.cluster.exists(), bool(left)) == (stays, is_left)
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [(0, None), (server.STILL_ENDING, "harvester stop again"), (1, "could not be ended; end them there with: serve shutdown")],
+    ids=["all ended", "an open chat", "no cluster"],
+)
+def test_a_stop_without_a_server_forgets_the_cluster_once_all_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, message: str | None
+) -> None:
+    process = SimpleNamespace(start=lambda: None, join=lambda: None, exitcode=code)
+    monkeypatch.setattr("multiprocessing.get_context", lambda kind: SimpleNamespace(Process=lambda **given: process))
+    folder = StateFolder(tmp_path)
+    folder.prepare()
+    folder.cluster.write_text("10.0.0.1:6379\n")
+    with nullcontext() if message is None else pytest.raises(EngineError, match=message):
+        server.end_joined("10.0.0.1:6379", tmp_path)
+    assert folder.cluster.exists() is (message is not None)

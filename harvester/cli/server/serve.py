@@ -81,7 +81,11 @@ def stop(here: Invocation) -> None:
         ) from error
     except psutil.AccessDenied as error:
         raise HarvesterError(f"the server (process {process.pid}) belongs to another user; only they can stop it") from error
-    _say(here, f"stopped the server (process {process.pid}) on {here.state_dir}", stopped=True, pid=process.pid)
+    left_in = _cluster(here.state_dir)
+    line = f"stopped the server (process {process.pid}) on {here.state_dir}"
+    if left_in is not None:
+        line += f"; open chats may still end in the Ray cluster at {left_in}; harvester stop again ends what is left there"
+    _say(here, line, stopped=True, pid=process.pid, left_in=left_in)
 
 
 def _stop_without_process(here: Invocation) -> None:
