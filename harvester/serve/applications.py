@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -65,9 +65,23 @@ def raise_if_failed(apps: Mapping[str, Any], found: Collection[str]) -> None:
     """Raise `EngineError` with the replica's own reason if one of ``apps`` has failed. ``found``: names of those that ran before."""
     for name, app in apps.items():
         if has_failed(app, found=name in found):
+            raise EngineError(_with_cause(_reason(app)))
+
+
+def tell_of_tries(apps: Mapping[str, Any], warn: Callable[[str], None], told: set[str]) -> None:
+    """Warn of each of ``apps`` that has no replica while Serve goes on trying, once for each reason. ``told``: what was told before."""
+    for name, app in apps.items():
+        if app.status in (ApplicationStatus.UNHEALTHY, ApplicationStatus.DEPLOY_FAILED) and not running_replicas(app):
             reason = _reason(app)
-            cause = root_cause() if "root cause" in reason else None
-            raise EngineError(f"{reason.split(' See root cause')[0]} Cause: {cause}" if cause else reason)
+            if (key := f"{name}: {reason}") not in told:
+                told.add(key)
+                warn(f"{name} has no replica; Serve tries again: {_with_cause(reason)}")
+
+
+def _with_cause(reason: str) -> str:
+    """``reason``; where it refers to a root cause in a log, with that of the nodes' logs."""
+    cause = root_cause() if "root cause" in reason else None
+    return f"{reason.split(' See root cause')[0]} Cause: {cause}" if cause else reason
 
 
 def _reason(app: Any) -> str:

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -35,6 +36,7 @@ from harvester.serve.applications import (
     ours,
     raise_if_failed,
     running_replicas,
+    tell_of_tries,
 )
 from harvester.serve.deployments.actor import NAMESPACE, ledger_name, ledgers, start_ledger
 from harvester.serve.deployments.jobs_app import jobs_app
@@ -268,6 +270,7 @@ class Cluster:
         return "::" if ":" in self._config.host else EVERYWHERE
 
     def _wait_running(self, stop: threading.Event, tell: Callable[[str, str], None], look: Callable[[], None]) -> None:
+        told: set[str] = set()
         while not stop.is_set():
             look()
             status = serve.status()
@@ -280,6 +283,7 @@ class Cluster:
                         tell("warning", f"{name} answers with {running_replicas(app)} replicas until Serve has replaced the missing ones")
                 return
             raise_if_failed(apps, self._found)
+            tell_of_tries(apps, partial(tell, "warning"), told)  # of those that ran before: they are waited for without end
             stop.wait(STATUS_S)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

@@ -152,6 +152,12 @@ def test_nothing_of_another_state_folder_is_ended(monkeypatch: pytest.MonkeyPatc
     assert (played.deleted, played.killed) == ([], [])
 
 
+def joined_cluster(folder: Path) -> cluster.Cluster:
+    config = ServeConfig(address="10.0.0.1:6379", ingress="proxy")
+    deployment = Deployment(config, StateFolder(folder), CHOICE, {}, "http://x", "mark", True, 1, None)
+    return cluster.Cluster(deployment, lambda *given: None, threading.Event())  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("found", "error", "ending", "is_left", "stays"),
     [
@@ -171,8 +177,7 @@ def test_the_cluster_is_remembered_while_applications_are_left_there(
     is_left: bool,
     stays: bool,
 ) -> None:
-    config, folder = ServeConfig(address="10.0.0.1:6379", ingress="proxy"), StateFolder(tmp_path)
-    deployment = Deployment(config, folder, CHOICE, {}, "http://x", "mark", True, 1, None)
+    folder = StateFolder(tmp_path)
     left: list[str] = []
 
     def leave(ledger: str, wait_s: float, hurry: threading.Event) -> list[str]:
@@ -182,7 +187,7 @@ def test_the_cluster_is_remembered_while_applications_are_left_there(
     monkeypatch.setattr(cluster, "leave", leave)
     monkeypatch.setattr("ray.shutdown", lambda: None)
     folder.cluster.write_text("10.0.0.1:6379\n")
-    joined = cluster.Cluster(deployment, lambda *given: None, threading.Event())  # type: ignore[arg-type]
+    joined = joined_cluster(tmp_path)
     joined._is_ours, joined._found = True, found
     joined.__exit__(type(error) if error else None, error, None)
     assert (folder.cluster.exists(), bool(left)) == (stays, is_left)
@@ -204,3 +209,45 @@ def test_a_stop_without_a_server_forgets_the_cluster_once_all_has_ended(
     with nullcontext() if message is None else pytest.raises(EngineError, match=message):
         server.end_joined("10.0.0.1:6379", tmp_path)
     assert folder.cluster.exists() is (message is not None)
+
+
+def crashing(error: str, left: int) -> Any:
+    """An application whose replicas fail at their start, as Serve tells it."""
+    app = application("UNHEALTHY", STARTING=1)
+    app.deployments[
+        "replica"
+    ].message = f"A replica failed to start with exception. Retrying {left} more time(s). Error:\nValueError: {error}"
+    return app
+
+
+def test_each_reason_why_a_taken_over_application_has_no_replica_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    others = {name: application("RUNNING", RUNNING=1) for name in applications.PREFIXES}
+    chats = [
+        crashing("no disk", 9),
+        crashing("no disk", 8),
+        crashing("no GPU", 7),
+        crashing("no disk", 6),
+        application("RUNNING", RUNNING=1),
+    ]
+    seen = iter(chats)
+    monkeypatch.setattr(cluster, "STATUS_S", 0.0)
+    status = SimpleNamespace(status=lambda: SimpleNamespace(applications={"chat": next(seen), **others}, proxies={}))
+    monkeypatch.setattr(cluster, "serve", status)
+    joined, told = joined_cluster(tmp_path), []
+    joined._found = {"chat": False, **dict.fromkeys(others, False)}
+    joined._wait_running(threading.Event(), lambda *line: told.append(line), lambda: None)
+    assert told == [
+        ("warning", "chat has no replica; Serve tries again: no disk"),
+        ("warning", "chat has no replica; Serve tries again: no GPU"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("status", "replicas"),
+    [("UNHEALTHY", {"RUNNING": 1, "STARTING": 3}), ("DEPLOYING", {"STARTING": 1}), ("RUNNING", {})],
+    ids=["one replica left", "it is deployed", "scaled to none"],
+)
+def test_an_application_that_only_starts_is_waited_for_without_a_warning(status: str, replicas: dict[str, int]) -> None:
+    told: list[str] = []
+    applications.tell_of_tries({"chat": application(status, **replicas)}, told.append, set())
+    assert told == []
