@@ -29,8 +29,8 @@ class RealServer(ServerProcess):
     def find(self, role: str) -> list[psutil.Process]:
         """By name or, where the name may be that of any Python process, by what started it."""
         if role in PARENTS:
-            return [child for parent in self.find(PARENTS[role]) for child in _children(parent) if "resource_tracker" not in _line(child)]
-        return [process for process in marked(self.mark) if ROLES[role] in _line(process)]
+            return [child for parent in self.find(PARENTS[role]) for child in _children(parent) if "resource_tracker" not in line_of(child)]
+        return [process for process in marked(self.mark) if ROLES[role] in line_of(process)]
 
     def kill_one(self, role: str) -> None:
         """kill -9 one part, once it is there (it may be on its way back from an earlier kill)."""
@@ -74,7 +74,8 @@ class RealServer(ServerProcess):
         raise AssertionError(f"job {job} stands still: {view}")
 
 
-def _line(process: psutil.Process) -> str:
+def line_of(process: psutil.Process) -> str:
+    """Its command line; empty for one that has ended meanwhile."""
     try:
         return " ".join(process.cmdline())
     except psutil.Error:

@@ -14,7 +14,7 @@ import psutil
 
 from bench.harness.load.stream import Stream
 from bench.harness.servers.server import READY_S, ServerProcess, scripted
-from tests.real_server import ROLES, RealServer, _line
+from tests.real_server import ROLES, RealServer, line_of
 
 OWN = ("gcs_server", "raylet", "haproxy")  # programs by name, not Python processes
 NAMES = ROLES | {"controller": "ServeController", "ingress manager": "HAProxyManager"}
@@ -27,8 +27,8 @@ class ScriptedServer(RealServer):
     def find(self, role: str) -> list[psutil.Process]:
         found = self.processes()
         if role in OWN:
-            return [process for process in found if Path(_line(process).split(" ")[0]).name == role]
-        return [process for process in found if NAMES[role] in _line(process)]
+            return [process for process in found if Path(line_of(process).split(" ")[0]).name == role]
+        return [process for process in found if NAMES[role] in line_of(process)]
 
     def kill_main(self) -> None:
         """SIGKILL for the process that was started, and no other."""

@@ -51,7 +51,9 @@ def worker_of(monkeypatch: pytest.MonkeyPatch, *, rank: int = 0, ranks: int = 1,
     caches = KVCacheConfig(BLOCKS, [], [KVCacheGroupSpec(["a", "b"], attention)])
     transfer = SimpleNamespace(kv_connector_extra_config=extra)
     vllm_config = SimpleNamespace(
-        kv_transfer_config=transfer, cache_config=SimpleNamespace(enable_prefix_caching=True, kv_cache_layout=None)
+        kv_transfer_config=transfer,
+        cache_config=SimpleNamespace(enable_prefix_caching=True, kv_cache_layout=None),
+        parallel_config=SimpleNamespace(pipeline_parallel_size=1),
     )
     made = module.CheckpointConnector(vllm_config, KVConnectorRole.WORKER, caches)  # type: ignore[arg-type]
     made.register_kv_caches({name: torch.rand(BLOCKS, PAGE_BYTES // 4) for name in ("a", "b")})

@@ -13,7 +13,7 @@ import psutil
 from bench.harness.fleet.machines import environment
 from bench.harness.fleet.server import JOINED, JoinedServer
 from bench.harness.servers.server import READY_S
-from tests.real_server import _line
+from tests.real_server import line_of
 from tests.scripted_server import NAMES, OWN, ScriptedServer
 
 
@@ -22,8 +22,8 @@ class FleetServer(JoinedServer, ScriptedServer):
         """On every machine."""
         found = [process for machine in self.fleet.machines for process in machine.processes()]
         if role in OWN:
-            return [process for process in found if Path(_line(process).split(" ")[0]).name == role]
-        return [process for process in found if NAMES[role] in _line(process)]
+            return [process for process in found if Path(line_of(process).split(" ")[0]).name == role]
+        return [process for process in found if NAMES[role] in line_of(process)]
 
     def where(self, role: str) -> list[str]:
         return self.fleet.where(NAMES[role])

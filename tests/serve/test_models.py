@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from bench.harness.servers.server import READY_S
-from tests.real_server import ids
+from tests.real_server import ids, line_of
 from tests.scripted_server import ScriptedServer, wait_until
 
 pytestmark = [pytest.mark.serve, pytest.mark.timeout(900)]
@@ -25,7 +25,7 @@ ROWS = 64
 class TwoModels(ScriptedServer):
     def of(self, model: str) -> list[psutil.Process]:
         """Its replicas."""
-        return [process for process in self.processes() if f"ServeReplica:{model}" in " ".join(process.cmdline())]
+        return [process for process in self.processes() if f"ServeReplica:{model}" in line_of(process)]
 
     def chat(self, model: str) -> httpx.Response:
         body = {"model": model, "max_tokens": 3}
