@@ -80,7 +80,11 @@ class ParquetSource(Closing):
         check_span(self._groups, group, offset, count, self._location.label)
         place = self._places[group.index]
         stored = [name for name in names if name not in self._partitions]
-        batches = self._open(group.index, place, stored, offset).take(count) if stored and count else []
+        try:
+            batches = self._open(group.index, place, stored, offset).take(count) if stored and count else []
+        except BaseException:
+            self.close()  # pyarrow's reader gives nothing more after an error, as if the row group ended there
+            raise
         arrays = {name: _joined(batches, self._schema.field(name)) for name in stored}
         arrays |= {name: self._partitions.column(name, place.file, count) for name in names if name in self._partitions}
         return pa.Table.from_arrays([arrays[name] for name in names], schema=pa.schema([self._schema.field(name) for name in names]))

@@ -158,6 +158,8 @@ class BatchController:
                 await self.tidy()
             except StorageError as error:
                 log.warning("batch_tidy_waits %s", error.message)
+            except Exception:
+                log.exception("batch_tidy_bug")
             await asyncio.sleep(self._tidy_s)
 
     async def tidy(self) -> None:

@@ -195,6 +195,8 @@ def _follow(folder: StateFolder, mirror: Mirror) -> None:
                 forget_gone(folder, mirror, time.time())
         except StorageError as error:
             log.warning("storage_away %s", error.message)
+        except Exception:  # without this thread a revoked key would stay valid
+            log.exception("storage_bug")
 
 
 def forget_gone(folder: StateFolder, mirror: Mirror, now_s: float) -> None:

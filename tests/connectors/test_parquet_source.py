@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from fsspec.implementations.local import LocalFileSystem
 from pyarrow import fs
 
+from connectors.errors import SourceAwayError
 from connectors.open import open_source
 from connectors.parquet.cursor import BATCH_BYTES
+from connectors.parquet.source import ParquetSource
 from connectors.paths.files import DataFile
+from connectors.paths.location import Location
 from connectors.text import texts
 from harvester.errors import SourceError
 
@@ -169,3 +174,44 @@ def test_an_object_store_may_give_a_files_time_in_seconds_or_finer() -> None:
     asked = fs.FileInfo("a/x.parquet", fs.FileType.File, size=9, mtime_ns=5_000_000_000)
     later = fs.FileInfo("a/x.parquet", fs.FileType.File, size=9, mtime_ns=6_000_000_000)
     assert DataFile.of(store, listed, "x.parquet") == DataFile.of(store, asked, "x.parquet") != DataFile.of(store, later, "x.parquet")
+
+
+class Flaky(LocalFileSystem):  # type: ignore[misc]  # fsspec has no types
+    """Files whose reading fails while the network is away."""
+
+    is_away = False
+
+    def open(self, *given: Any, **named: Any) -> Any:
+        file = super().open(*given, **named)
+        read = file.read
+
+        def failing(*size: int) -> bytes:
+            if self.is_away:
+                raise OSError("AWS Error NETWORK_CONNECTION during GetObject operation")
+            return bytes(read(*size))
+
+        file.read = failing
+        return file
+
+
+def test_a_row_group_is_read_on_after_the_network_was_away(tmp_path: Path) -> None:
+    table = pa.table({"text": [os.urandom(1000).hex() for _ in range(2048)]})
+    pages = {"data_page_size": 100_000, "write_batch_size": 32, "use_dictionary": False, "compression": "none"}
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=2048, **pages)
+    files = Flaky(skip_instance_cache=True)
+    source = ParquetSource(Location(fs.PyFileSystem(fs.FSSpecHandler(files)), str(tmp_path / "a.parquet"), "s3://b/a.parquet"))
+    (group,) = source.row_groups()
+    assert source.read(group, 0, 256).num_rows == 256
+
+    def read_on() -> int:
+        for at in range(256, 2048, 256):
+            try:
+                source.read(group, at, 256)
+            except SourceAwayError:
+                return at
+        raise AssertionError("all was read at once")
+
+    files.is_away = True
+    at = read_on()
+    files.is_away = False
+    assert source.read(group, at, 256).column("text").to_pylist() == table.column("text")[at : at + 256].to_pylist()

@@ -21,6 +21,7 @@ from pydantic import ValidationError
 from harvester.access_config import TokenConfig
 from harvester.config import ServeConfig
 from harvester.core import Role
+from harvester.serve.access import tokens as tokens_module
 from harvester.serve.access.gate import check_listening, gate_of
 from harvester.serve.access.tokens import Tokens
 from jobs.access.limits import Limits
@@ -167,3 +168,22 @@ def test_keys_are_fetched_from_the_providers_address(config: TokenConfig, sign: 
         there = config.model_copy(update={"jwks": f"http://127.0.0.1:{provider.server_address[1]}/jwks"})
         assert Tokens(there, Limits()).identify(sign()) is not None
         provider.shutdown()
+
+
+def test_keys_are_fetched_again_after_an_error_of_any_kind(
+    config: TokenConfig, key: EllipticCurvePrivateKey, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokens_module, "FRESH_S", 0.01)
+    monkeypatch.setattr(tokens_module, "AGAIN_S", 0.01)
+    fetches, went_on = list[int](), threading.Event()
+
+    def fetch() -> dict[str, Any]:
+        fetches.append(1)
+        if len(fetches) == 2:
+            raise RuntimeError("of another class than those of a provider that is away")
+        if len(fetches) > 2:
+            went_on.set()
+        return published({"one": key})
+
+    Tokens(config, Limits(), fetch)
+    assert went_on.wait(60)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import threading
 import urllib.parse
@@ -693,6 +694,27 @@ WISHES = {
     "metadata": None,
     "output_expires_after": None,
 }
+
+
+async def test_tidying_goes_on_after_an_error_of_any_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bureau, tidied, went_on = Bureau(tmp_path, BatchConfig(), last_content), list[int](), asyncio.Event()
+
+    async def tidy() -> None:
+        tidied.append(1)
+        if len(tidied) == 1:
+            raise OSError(errno.EIO, "Input/output error")
+        went_on.set()
+
+    monkeypatch.setattr(bureau.controller, "tidy", tidy)
+    monkeypatch.setattr(bureau.controller, "_tidy_s", 0.01)
+    running = asyncio.create_task(bureau.controller.run())
+    async with asyncio.timeout(PATIENCE_S):
+        await went_on.wait()
+    running.cancel()
+    await bureau.http.aclose()
+    bureau.ledger.close()
+
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(), max_size=20),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(st.characters(), max_size=8), inner, max_size=3),

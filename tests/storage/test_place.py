@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -150,6 +151,35 @@ def test_a_process_on_another_machine_has_the_folder_made_and_follows_the_keys(
     while there.keys.read_text() != "new":
         assert time.monotonic() < end_s
         time.sleep(0.01)
+
+
+def test_keys_are_followed_after_an_error_of_any_kind(
+    folder: StateFolder, machine: Machine, uri: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(place_module, "KEYS_S", 0.01)
+    file_of(folder, "keys.json")
+    settle_storage(folder, uri, may_adopt=True)
+    there = state_folder(machine("two") / "state", uri)
+    fetch, failed = Mirror.fetch, list[Path]()
+
+    def failing(mirror: Mirror, path: Path) -> bool:
+        if path == there.keys and not failed:
+            failed.append(path)
+            raise OSError(errno.EIO, "Input/output error")
+        return fetch(mirror, path)
+
+    monkeypatch.setattr(Mirror, "fetch", failing)
+    end_s = time.monotonic() + 60
+    while not failed:
+        assert time.monotonic() < end_s
+        time.sleep(0.01)
+    known = known_folder(folder.root)
+    assert known.mirror is not None
+    known.mirror.put(folder.keys, b"new")
+    while there.keys.read_text() != "new":
+        assert time.monotonic() < end_s, "the thread has ended"
+        time.sleep(0.01)
+    assert "storage_bug" in caplog.text
 
 
 def test_a_storage_that_does_not_answer_lets_no_process_begin(machine: Machine, s3: object) -> None:

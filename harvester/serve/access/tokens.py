@@ -91,7 +91,10 @@ class Tokens:
         while True:
             self._wanted.wait(FRESH_S)
             self._wanted.clear()
-            self.refresh()
+            try:
+                self.refresh()
+            except Exception:  # without this thread no token is accepted once the provider has other keys
+                log.exception("token_keys_bug")
             time.sleep(AGAIN_S)
 
 
