@@ -6,6 +6,7 @@ A running request keeps its place, since what is left of it only shrinks. A true
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from bench.papers.engine.order import SHORTEST
 from bench.papers.systems.orca import rules, worst
@@ -20,10 +21,8 @@ class ShortestAnswer(Fcfs):
         super().__init__()
         self._predicted = predicted
 
-    def add(self, row: OfflineRow) -> None:
-        self._enter(row)
-        self._queue.append(row)
-        self._queue.sort(key=lambda one: (not one.begun, 0 if one.begun else self._predicted[one.name], one.arrival_s))
+    def _key(self, row: OfflineRow) -> tuple[Any, ...]:
+        return not row.begun, 0 if row.begun else self._predicted[row.name], row.arrival_s
 
 
 def shortest(predicted: Mapping[str, int]) -> OfflineOrder:

@@ -9,7 +9,7 @@ from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping
 from itertools import chain, takewhile
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from harvester.policy.order.fair import FairOrder
 from harvester.policy.step.view import Guarantee
@@ -181,12 +181,12 @@ class Fcfs(_Rows):
 
     def add(self, row: OfflineRow) -> None:
         self._enter(row)
-        insort(self._queue, row, key=_came)
+        insort(self._queue, row, key=self._key)
 
     def take(self, name: str) -> None:
         row = self._waiting.pop(name, None)
         if row is not None:
-            _remove(self._queue, row, _came)
+            _remove(self._queue, row, self._key)
 
     def end(self, name: str) -> None:
         self.take(name)
@@ -198,16 +198,16 @@ class Fcfs(_Rows):
     def rows(self, passed: Container[str] = ()) -> Iterator[OfflineRow]:
         return (row for row in self._queue if row.job not in passed)
 
+    def _key(self, row: OfflineRow) -> tuple[Any, ...]:
+        """What rows are sorted by; it does not change while the row waits."""
+        return not row.begun, row.arrival_s
+
 
 def _place(row: OfflineRow) -> tuple[bool, int, int, tuple[int, ...], float]:
     return not row.begun, row.priority, row.slice_id, row.prefix if row.job else (), row.arrival_s
 
 
-def _came(row: OfflineRow) -> tuple[bool, float]:
-    return not row.begun, row.arrival_s
-
-
-def _remove(rows: list[OfflineRow], row: OfflineRow, key: Callable[[OfflineRow], tuple[object, ...]]) -> None:
+def _remove(rows: list[OfflineRow], row: OfflineRow, key: Callable[[OfflineRow], tuple[Any, ...]]) -> None:
     """Take ``row`` out of ``rows``, which are sorted by ``key``."""
     place = bisect_left(rows, key(row), key=key)
     while rows[place].name != row.name:
