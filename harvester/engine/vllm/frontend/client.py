@@ -31,6 +31,7 @@ from harvester.engine.processes.in_subprocess import kill
 from harvester.engine.shared.settings import KEY, Settings, Slo
 from harvester.engine.shared.state import SharedState
 from harvester.engine.vllm.frontend.answers import as_ours, generated, guided_by
+from harvester.engine.vllm.frontend.sending import send_checked
 from harvester.engine.vllm.platform import additional, graph_sizes
 from harvester.errors import EngineError, UsageError
 from jobs.hint import without_hint
@@ -162,7 +163,7 @@ class HarvestLLM(AsyncLLM):
             if params is not None and params.extra_args:
                 params.extra_args = without_hint(params.extra_args)
             request.sampling_params = params
-        await self._send(request)
+        await send_checked(self, self._send, request)
 
     async def generate(
         self, prompt: Any, sampling_params: SamplingParams, request_id: str, *given: Any, **named: Any
