@@ -80,7 +80,8 @@ def parse_answer(task: Task, text: str, finish_reason: str) -> dict[str, object]
 
 def _choice(task: Task, answer: str, finish_reason: str) -> str:
     labels = task.labels or ()
-    if answer in labels:
+    is_cut = finish_reason == "length" and any(label != answer and label.startswith(answer) for label in labels)  # "1" of "10"
+    if answer in labels and not is_cut:
         return answer
     if finish_reason == "length":
         _cut_off(task, answer)

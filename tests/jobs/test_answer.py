@@ -90,6 +90,18 @@ def test_a_schema_that_holds_itself_ends_as_json() -> None:
     assert value == {"a": {"name": "x", "child": '{"name": "y"}'}}
 
 
+def test_a_label_that_may_be_the_beginning_of_another_is_none_where_it_was_cut_off() -> None:
+    task = resolve_task("classify", options={"labels": "1,2,10"})
+    assert [parse_answer(task, answer, end)["output"] for answer, end in (("1", "stop"), ("2", "length"), ("10", "length"))] == [
+        "1",
+        "2",
+        "10",
+    ]
+    with pytest.raises(RowError) as refused:
+        parse_answer(task, "1", "length")
+    assert refused.value.code == "cut_off"
+
+
 def test_a_text_is_kept_as_it_came_even_where_it_was_cut_off() -> None:
     assert parse_answer(TEXT, " A summary.\n", "length") == {"output": " A summary.\n"}
 
