@@ -32,6 +32,7 @@ MOST_IN_JSON = {
     "commas": Most(b",", 5 << 19),
     "digits": Most(b"0123456789", 1 << 24, share=0.25),  # a long number takes longer than many short ones; of base64 a sixth is digits
 }
+MAX_REPETITION = 64  # of each size of `repetition_detection`, which is looked for in Python after each token: its cost is their product
 _GUIDES = (
     "structured_outputs",
     "response_format",
@@ -92,12 +93,18 @@ def check_own(body: Mapping[str, Any]) -> None:
     """Raises `ParameterError` for a parameter that only harvester itself may give its engine."""
     if _number(body.get("priority")) or ("priority" in body and _number(body["priority"]) is None):
         raise ParameterError("`priority` is the server's to set; use service_tier: priority, default or flex", "priority")
-    if body.get("kv_transfer_params") is not None:
-        raise ParameterError("`kv_transfer_params` is the server's to set; leave it out", "kv_transfer_params")
+    check_transfer(body)
     extra = body.get("vllm_xargs")
     reserved = sorted(set(extra) & set(ARGS)) if isinstance(extra, dict) else []
     if reserved:
         raise ParameterError(f"`vllm_xargs` names {', '.join(reserved)}, which only jobs have; leave it out", "vllm_xargs")
+
+
+def check_transfer(body: Mapping[str, Any]) -> None:
+    """Raises `ParameterError` for parameters of a KV transfer, which only engines may send each other."""
+    extra = body.get("vllm_xargs")
+    if body.get("kv_transfer_params") is not None or (isinstance(extra, dict) and "kv_transfer_params" in extra):
+        raise ParameterError("`kv_transfer_params` is the server's to set; leave it out", "kv_transfer_params")
 
 
 def check_class(body: Mapping[str, Any], known: Collection[str] | None) -> None:
@@ -122,6 +129,10 @@ def check_size(body: Mapping[str, Any], limits: Limits) -> int:
         asked = _number(body.get(name))
         if limits.max_tokens is not None and asked is not None and asked > limits.max_tokens:
             raise TooLargeError(f"{name} is {asked:,}; the limit of this key is {limits.max_tokens:,}: lower it", name)
+    repetition = body.get("repetition_detection")
+    sizes = [_number(size) or 0 for size in repetition.values()] if isinstance(repetition, dict) else []
+    if max(sizes, default=0) > MAX_REPETITION:
+        raise TooLargeError(f"repetition_detection has a size of {max(sizes):,}; the limit is {MAX_REPETITION}", "repetition_detection")
     if limits.max_grammar_cost is not None:
         for name in _GUIDES:
             if grammar_cost(body.get(name), limits.max_grammar_cost) > limits.max_grammar_cost:

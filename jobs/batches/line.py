@@ -7,7 +7,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from jobs.access.limits import Limits, check_json, check_size
+from jobs.access.limits import Limits, check_json, check_size, check_transfer
 from jobs.access.media import check_media
 from jobs.batches.record import ENDPOINTS, BatchError
 from jobs.errors import ParameterError, TooLargeError
@@ -52,6 +52,7 @@ class LineRules:
             _bad(number, "missing_required_parameter", "This request has no body; give the endpoint's parameters as an object.", "body")
         own = self._model(number, body.get("model"), model)
         try:
+            check_transfer(body)
             check_media(body, self.media_hosts)
             check_size(body, self.limits)
         except ParameterError as error:

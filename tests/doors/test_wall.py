@@ -247,6 +247,7 @@ async def test_the_application_reads_the_body_that_was_sent(http: httpx.AsyncCli
         ({"priority": [1]}, "priority"),
         ({"vllm_xargs": {"share": 0.9, "slo_class": "voice"}}, "vllm_xargs"),
         ({"kv_transfer_params": {"do_remote_prefill": True}}, "kv_transfer_params"),
+        ({"vllm_xargs": {"kv_transfer_params": "x"}}, "kv_transfer_params"),
         ([], None),
     ],
     ids=str,

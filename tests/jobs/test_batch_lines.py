@@ -53,6 +53,12 @@ def test_half_a_surrogate_pair_in_a_body_stays_an_escape_and_the_longest_id_is_t
         (b"[" * 100_000, "invalid_json_line", None, "This line is not parseable as valid JSON: "),
         (b'"' + b"," * (MOST_IN_JSON["commas"].most + 1) + b'"', "too_large", None, "commas; the limit is"),
         (b"[]", "invalid_json_line", None, "This line is a JSON list; it must be an object with custom_id, method, url and body."),
+        (
+            raw(body={"model": "tiny", "kv_transfer_params": {"remote_prefill_cached_tokens": 2**63}}),
+            "invalid_value",
+            "body.kv_transfer_params",
+            "`kv_transfer_params` is the server's to set; leave it out",
+        ),
         (raw(custom_id=...), "missing_required_parameter", "custom_id", "This request has no custom_id; give each its own."),
         (raw(custom_id=""), "missing_required_parameter", "custom_id", "This request has no custom_id; give each its own."),
         (raw(custom_id=7), "invalid_custom_id", "custom_id", "The custom_id 7 is not a string."),
