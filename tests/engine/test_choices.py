@@ -113,13 +113,13 @@ def test_the_bounds_are_those_of_the_workers() -> None:
     """Read in the source: the module needs a GPU."""
     from importlib.util import find_spec
 
-    from harvester.engine.vllm.frontend import sending
+    from harvester.engine.vllm import platform
 
     spec = find_spec("vllm")
     assert spec is not None
     assert spec.origin is not None
     text = (Path(spec.origin).parent / "v1/worker/gpu/sample/logit_bias.py").read_text()
-    ours = (sending.MAX_ALLOWED_TOKEN_IDS, sending.MAX_LOGIT_BIASES, sending.MAX_STOP_TOKEN_IDS)
+    ours = (platform.MAX_ALLOWED_TOKEN_IDS, platform.MAX_LOGIT_BIASES, platform.MAX_STOP_TOKEN_IDS)
     names = ("MAX_NUM_ALLOWED_TOKEN_IDS", "MAX_NUM_LOGIT_BIAS_TOKENS", "MAX_NUM_STOP_TOKEN_IDS")
     assert all(f"{name} = {number}\n" in text for name, number in zip(names, ours, strict=True))
 

@@ -1,4 +1,6 @@
-"""What vLLM knows of the machine and of its own processes: device, CUDA graphs, CUDA calls that PyTorch lacks, message queues."""
+"""What vLLM knows of the machine and of its own processes: device, CUDA graphs, CUDA calls that PyTorch lacks, message queues, sizes
+of the workers' buffers.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +8,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from vllm import _custom_ops, platforms
+from vllm import _custom_ops, envs, platforms
 from vllm.config import CUDAGraphMode, VllmConfig
 from vllm.distributed.device_communicators import shm_broadcast
+from vllm.exceptions import VLLMValidationError
+from vllm.sampling_params import SamplingParams
 from vllm.v1.kv_offload.cpu.host_register import host_register, host_unregister
 
 from harvester.engine.shared.backoff import PollBackoff
@@ -78,3 +82,23 @@ def keeps_slots(config: VllmConfig) -> bool:
     V1 has slots only for the requests in the step, so a request may sit out a step and keep its KV.
     """
     return bool(config.use_v2_model_runner)
+
+
+RefusedError = VLLMValidationError  # vLLM's routes answer it with 400
+# Sizes of buffers of Model Runner V2 (`vllm.v1.worker.gpu.sample.logit_bias`), whose module needs a GPU.
+MAX_ALLOWED_TOKEN_IDS = 1024
+MAX_LOGIT_BIASES = 1024
+MAX_STOP_TOKEN_IDS = 128
+
+
+def check_buffers(params: SamplingParams) -> None:
+    """Raises `RefusedError` for more of a parameter than the workers of Model Runner V2 have room for."""
+    held = {
+        "allowed_token_ids": (len(params.allowed_token_ids or ()), MAX_ALLOWED_TOKEN_IDS),
+        "logit_bias": (len(params.logit_bias or ()), MAX_LOGIT_BIASES),
+        "stop_token_ids": (len(params.all_stop_token_ids) if params.min_tokens > 0 else 0, MAX_STOP_TOKEN_IDS),
+        "bad_words": (sum(map(len, params.bad_words_token_ids or ())), envs.VLLM_MAX_BAD_WORDS_TOTAL_TOKENS),
+    }
+    for name, (count, most) in held.items():
+        if count > most:
+            raise RefusedError(f"{name} holds {count:,} tokens; the limit is {most:,}: give fewer", parameter=name)
