@@ -34,6 +34,8 @@ SIGNS = {"<=": "≤ ", ">=": "≥ ", "==": "", "within": ""}
 HEAD = "| figure | value | goal | verdict |\n|---|---|---|---|\n"
 ZEROS = re.compile(r"\.0+(?=\D|$)|(\.\d*?[1-9])0+(?=\D|$)")  # trailing zeros of a decimal fraction
 VERDICTS = {True: "met", False: "**missed**", None: ""}
+PEER, SWEEP = "vllm_priority", "vllm_priority_sweep"  # in the name of a figure against it; in a result: the settings of it that were tried
+UNSWEPT = "peer not swept"
 
 
 def value_at(result: Any, place: str) -> Any:
@@ -80,8 +82,11 @@ def judged(result: Any, value: Any, goal: str | None) -> bool | None:
     return COMPARE[comparison](value, bound)
 
 
-def cells(result: Any, figure: dict[str, Any]) -> tuple[str, str, str]:
-    """Value, goal and verdict of one figure, as the page shows them. An ``optional`` figure that was not measured has no verdict."""
+def cells(result: Any, figure: dict[str, Any], whole: Any = None) -> tuple[str, str, str]:
+    """Value, goal and verdict of one figure, as the page shows them. An ``optional`` figure that was not measured has no verdict.
+
+    ``whole``: the result that ``result`` is a point of. Nothing is met against a peer of which one setting alone was run.
+    """
     if figure.get("optional") and not _has(result, figure["at"]):
         return "not measured", "", ""
     value, unit, goal = value_at(result, figure["at"]), figure.get("unit"), figure.get("goal")
@@ -91,7 +96,9 @@ def cells(result: Any, figure: dict[str, Any]) -> tuple[str, str, str]:
     comparison, bound = goal_of(result, goal)
     bounds = bound if isinstance(bound, list) else [bound]
     said = " to ".join(ZEROS.sub(r"\1", shown(one, unit)) for one in bounds)
-    return text, SIGNS[comparison] + said, VERDICTS[judged(result, value, goal)]
+    is_met = judged(result, value, goal)
+    is_unswept = is_met and PEER in figure["at"] and SWEEP not in (result if whole is None else whole)
+    return text, SIGNS[comparison] + said, UNSWEPT if is_unswept else VERDICTS[is_met]
 
 
 def _has(result: Any, place: str) -> bool:
@@ -147,7 +154,7 @@ def grid(result: Any, table: dict[str, Any]) -> str:
     columns = columns_of(result, table)
     text = f"| | {' | '.join(columns)} | goal |\n|---{'|---' * len(columns)}|---|\n"
     for row in table["rows"]:
-        found = [cells(value_at(result, place), row) for place in columns.values()]
+        found = [cells(value_at(result, place), row, result) for place in columns.values()]
         values = [value + (" **missed**" if verdict == VERDICTS[False] else "") for value, _, verdict in found]
         text += f"| {row['what']} | {' | '.join(values)} | {found[0][1]} |\n"
     return text + "\n"
@@ -196,9 +203,10 @@ def tally(table: dict[str, Any]) -> str:
     for part in sections(table):
         result, rows = load(part["file"]), part.get("grid", {})
         found += [cells(result, figure)[2] for figure in part.get("figures", [])]
-        found += [cells(value_at(result, place), row)[2] for place in _places(result, rows) for row in rows["rows"]]
-    met, missed = found.count(VERDICTS[True]), found.count(VERDICTS[False])
-    return f"Of {met + missed} goals {met} are met and {missed} missed."
+        found += [cells(value_at(result, place), row, result)[2] for place in _places(result, rows) for row in rows["rows"]]
+    met, missed, unswept = (found.count(verdict) for verdict in (VERDICTS[True], VERDICTS[False], UNSWEPT))
+    left = f" {unswept} more, against a peer of one setting, are not counted." if unswept else ""
+    return f"Of {met + missed} goals {met} are met and {missed} missed.{left}"
 
 
 def _places(result: Any, table: dict[str, Any]) -> Iterable[str]:

@@ -157,3 +157,12 @@ def test_the_command_has_the_pace_of_chat() -> None:
 def test_a_readme_without_the_marks_of_its_table_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"README\.md has no lines"):
         measured.readme(TABLE, "# harvester\n")
+
+
+def test_a_goal_against_a_peer_of_one_setting_is_not_met() -> None:
+    figure = {"what": "ours", "at": "ratios/rows_over_vllm_priority", "goal": ">= 1"}
+    result = {"ratios": {"rows_over_vllm_priority": 1.2}}
+    assert measured.cells(result, figure)[2] == "peer not swept"
+    assert measured.cells(result | {"vllm_priority_sweep": [{}]}, figure)[2] == "met"
+    assert measured.cells({"ratios": {"rows_over_vllm_priority": 0.9}}, figure)[2] == "**missed**", "which no other setting makes better"
+    assert measured.cells(result, figure, {"vllm_priority_sweep": [{}], "points": [result]})[2] == "met"
