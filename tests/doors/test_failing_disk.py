@@ -14,8 +14,8 @@ import pytest
 
 from jobs.ledger.ledger import Ledger
 from jobs.storage.folder import StateFolder
-from jobs.testing import ManualClock, ScriptedEngine
-from tests.fakes.scripted_job import SLICE_ROWS, harvest, opened, planned, results
+from jobs.testing import ScriptedEngine
+from tests.fakes.scripted_job import SLICE_ROWS, ended_job, harvest, opened, results
 
 HERE = Path(__file__).parent
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler for the library that makes calls fail")
@@ -35,14 +35,9 @@ def repaired(folder: StateFolder, failing: dict[str, str]) -> subprocess.Complet
 
 
 async def test_repair_puts_a_part_aside_that_the_disk_cannot_read(library: Path, tmp_path: Path) -> None:
-    clock, folder, flag = ManualClock(), StateFolder(tmp_path / "state"), tmp_path / "flag"
-    folder.prepare()
+    folder, clock, plan = await ended_job(tmp_path, 2)
+    flag = tmp_path / "flag"
     flag.touch()
-    plan = planned(tmp_path, 2, clock)
-    ledger = opened(folder.ledger, folder, clock)
-    ledger.submit(plan, new=True)
-    await harvest(ledger, folder, clock)
-    ledger.close()
     part = folder.results(plan.spec.id) / "part-000000.parquet"
     done = repaired(folder, {"LD_PRELOAD": str(library), "FAIL_SUFFIX": part.name, "FAIL_FLAG": str(flag), "FAIL_READS": "1"})
     assert done.returncode == 0, done.stderr

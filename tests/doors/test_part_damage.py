@@ -19,7 +19,7 @@ from jobs.run.spool.spools import Spools
 from jobs.states import JobState
 from jobs.storage.folder import StateFolder, part_name
 from jobs.testing import ManualClock, ScriptedEngine, last_line
-from tests.fakes.scripted_job import SLICE_ROWS, harvest, opened, planned, results, spooled_row
+from tests.fakes.scripted_job import SLICE_ROWS, ended_job, harvest, opened, planned, results, spooled_row
 
 
 def damage(folder: StateFolder, job_id: str, slice_id: int) -> None:
@@ -91,13 +91,7 @@ async def test_a_retry_over_a_damaged_part_computes_all_of_its_rows_again(
 
 
 async def test_repair_finds_a_damaged_part_and_the_job_computes_its_rows_again(tmp_path: Path) -> None:
-    clock, folder = ManualClock(), StateFolder(tmp_path / "state")
-    folder.prepare()
-    plan = planned(tmp_path, 3, clock)
-    ledger = opened(folder.ledger, folder, clock)
-    ledger.submit(plan, new=True)
-    await harvest(ledger, folder, clock)
-    ledger.close()
+    folder, clock, plan = await ended_job(tmp_path, 3)
     damage(folder, plan.spec.id, 1)
     report = repair(folder)
     assert [path.name for path in report.parts_aside] == ["part-000001.parquet.damaged"]

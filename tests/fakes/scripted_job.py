@@ -49,6 +49,18 @@ async def harvest(ledger: Ledger, folder: StateFolder, clock: ManualClock, engin
     await asyncio.gather(work, return_exceptions=True)
 
 
+async def ended_job(path: Path, slices: int) -> tuple[StateFolder, ManualClock, JobPlan]:
+    """A job that has ended, in the state folder ``path``/state. Its ledger is closed."""
+    clock, folder = ManualClock(), StateFolder(path / "state")
+    folder.prepare()
+    plan = planned(path, slices, clock)
+    ledger = opened(folder.ledger, folder, clock)
+    ledger.submit(plan, new=True)
+    await harvest(ledger, folder, clock)
+    ledger.close()
+    return folder, clock, plan
+
+
 def results(folder: StateFolder, job_id: str) -> list[dict[str, Any]]:
     """All rows, by ``row_id``."""
     sink = open_parts(folder, job_id)

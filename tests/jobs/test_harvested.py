@@ -112,9 +112,7 @@ async def test_a_paused_job_costs_its_tokens_once(world: World) -> None:
     runner = Runner("a", world.client, engine, world.folder, world.harvest, world.sink, world.clock, BY_TOKEN)
     async with at_work(runner):
         await until(lambda: engine.calls == 3)
-        world.ledger.pause(job_id, world.clock())
-        await until(lambda: engine.running == 0 and not world.slices("leased"))
-        world.ledger.resume(job_id, world.clock())
+        await world.pause_and_resume(job_id, engine)
         engine.go_on()
         await until(world.ended)
     (line,) = world.ledger.table("harvested").to_pylist()

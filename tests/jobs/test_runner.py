@@ -97,6 +97,12 @@ class World:
     def slices(self, state: str) -> list[int]:
         return [line["slice_id"] for line in self.ledger.table("leases").to_pylist() if line["state"] == state]
 
+    async def pause_and_resume(self, job_id: str, engine: ScriptedEngine) -> None:
+        """Pause a job, wait until its replicas have dropped it, and resume it."""
+        self.ledger.pause(job_id, self.clock())
+        await until(lambda: engine.running == 0 and not self.slices("leased"))
+        self.ledger.resume(job_id, self.clock())
+
 
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:
@@ -329,9 +335,7 @@ async def test_a_paused_job_goes_on_where_it_was(world: World) -> None:
     engine.answer = lambda prompt: (engine.hold() if engine.calls == 3 else None) or last_line(prompt)
     async with at_work(world.runner(engine)):
         await until(lambda: engine.calls == 3)
-        world.ledger.pause(job_id, world.clock())
-        await until(lambda: engine.running == 0 and not world.slices("leased"))
-        world.ledger.resume(job_id, world.clock())
+        await world.pause_and_resume(job_id, engine)
         engine.go_on()
         await until(world.ended)
     assert engine.calls == 9  # the third row twice
@@ -535,9 +539,7 @@ async def test_a_row_that_is_paused_as_often_as_others_kill_an_engine_is_answere
     async with at_work(world.runner(engine)):
         for _ in range(3):
             await until(lambda: engine.running == 1)
-            world.ledger.pause(job_id, world.clock())
-            await until(lambda: engine.running == 0 and not world.slices("leased"))
-            world.ledger.resume(job_id, world.clock())
+            await world.pause_and_resume(job_id, engine)
         engine.go_on()
         await until(world.ended)
     assert (world.show().rows_ok, world.show().rows_error, world.show().rows_recomputed) == (8, 0, 1)

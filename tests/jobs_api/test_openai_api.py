@@ -710,7 +710,10 @@ async def test_tidying_goes_on_after_an_error_of_any_kind(tmp_path: Path, monkey
     running = asyncio.create_task(bureau.controller.run())
     async with asyncio.timeout(PATIENCE_S):
         await went_on.wait()
+    assert not running.done()
+    assert len(tidied) > 1
     running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
     await bureau.http.aclose()
     bureau.ledger.close()
 

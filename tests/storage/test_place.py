@@ -38,6 +38,14 @@ def other(machine: Machine) -> StateFolder:
     return made
 
 
+def until(condition: Callable[[], bool]) -> None:
+    """Wait for a thread that follows the storage."""
+    end_s = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end_s
+        time.sleep(0.01)
+
+
 def file_of(folder: StateFolder, name: str) -> Path:
     path = folder.root / name
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -147,10 +155,7 @@ def test_a_process_on_another_machine_has_the_folder_made_and_follows_the_keys(
     known = known_folder(folder.root)
     assert known.mirror is not None
     known.mirror.put(folder.keys, b"new")
-    end_s = time.monotonic() + 60
-    while there.keys.read_text() != "new":
-        assert time.monotonic() < end_s
-        time.sleep(0.01)
+    until(lambda: there.keys.read_text() == "new")
 
 
 def test_keys_are_followed_after_an_error_of_any_kind(
@@ -169,16 +174,11 @@ def test_keys_are_followed_after_an_error_of_any_kind(
         return fetch(mirror, path)
 
     monkeypatch.setattr(Mirror, "fetch", failing)
-    end_s = time.monotonic() + 60
-    while not failed:
-        assert time.monotonic() < end_s
-        time.sleep(0.01)
+    until(lambda: bool(failed))
     known = known_folder(folder.root)
     assert known.mirror is not None
     known.mirror.put(folder.keys, b"new")
-    while there.keys.read_text() != "new":
-        assert time.monotonic() < end_s, "the thread has ended"
-        time.sleep(0.01)
+    until(lambda: there.keys.read_text() == "new")
     assert "storage_bug" in caplog.text
 
 
@@ -234,10 +234,7 @@ def test_keys_stay_while_the_storage_is_away(
     for name in (MARK, "keys.json"):
         emptied(Mirror(folder.root, uri), name)
         caplog.clear()
-        end_s = time.monotonic() + 60
-        while "is missing, which every storage of a server has" not in caplog.text:
-            assert time.monotonic() < end_s
-            time.sleep(0.01)
+        until(lambda: "is missing, which every storage of a server has" in caplog.text)
     assert there.keys.read_text() == "keys.json"
 
 
