@@ -87,5 +87,10 @@ def _unread(what: str, error: Exception) -> str:
 
 
 def _plain(error: Exception) -> str:
-    told = shown(first_line(error)).rstrip(".")
-    return told if len(told) <= MAX_TOLD else f"{told[:MAX_TOLD]}..."
+    return told(first_line(error))
+
+
+def told(text: str) -> str:
+    """A line of a library as part of a message: without credentials, and not too long."""
+    line = shown(text).rstrip(".")
+    return line if len(line) <= MAX_TOLD else f"{line[:MAX_TOLD]}..."

@@ -17,9 +17,9 @@ AGAIN_S = 0.05
 
 @contextmanager
 def moving(interrupt: Callable[[], object], label: str, *, sees_reads: bool = True) -> Iterator[Callable[[], None]]:
-    """Raise `SourceError`, naming ``label``, for a query in the block that makes no progress for 300 s, or for an hour.
+    """Raise `SourceError`, naming ``label``, for a query in the block that makes no progress for 300 s.
 
-    ``sees_reads``: rows read are told as progress, so that 300 s are enough. If not, it may read for an hour and give no row.
+    With ``sees_reads=False`` only the rows that it gives are seen, and it has an hour.
 
     Yields what the block calls at each progress: rows read or given. ``interrupt`` ends what runs on the connection; it is called from
     another thread.
@@ -31,8 +31,6 @@ def moving(interrupt: Callable[[], object], label: str, *, sees_reads: bool = Tr
     def moved() -> None:
         nonlocal moved_s
         moved_s = time.monotonic()
-
-    most_s = MAX_STALL_S if sees_reads else MAX_UNSEEN_S
 
     def watch() -> None:
         while (left_s := moved_s + most_s - time.monotonic()) > 0:

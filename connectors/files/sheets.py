@@ -17,7 +17,7 @@ from pyarrow import fs
 
 from connectors.copied.snapshot import Origin
 from connectors.copied.source import Rows
-from connectors.edge import MAX_TOLD, reading
+from connectors.edge import reading, told
 from connectors.errors import SourceError
 from connectors.files.cells import MAX_ADDRESS_BYTES, MAX_READ_S, Sheet
 from connectors.paths.files import DataFile
@@ -83,9 +83,9 @@ class SheetReading:
             )
         except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
             raise SourceError(f"{self._location.label} cannot be read {_reason(error)}") from error
-        told = json.loads(done.stdout)
-        if told is not None:
-            raise SourceError(told)
+        refusal = json.loads(done.stdout)
+        if refusal is not None:
+            raise SourceError(refusal)
 
 
 def _reason(error: subprocess.CalledProcessError | subprocess.TimeoutExpired) -> str:
@@ -96,4 +96,4 @@ def _reason(error: subprocess.CalledProcessError | subprocess.TimeoutExpired) ->
             "the others; save the rows as CSV, or in a new workbook"
         )
     said = error.stderr.strip().splitlines()
-    return f"({said[-1][:MAX_TOLD] if said else f'status {error.returncode}'}); save its rows as CSV"
+    return f"({told(said[-1]) if said else f'status {error.returncode}'}); save its rows as CSV"

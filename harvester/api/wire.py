@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import monotonic, sleep
 from typing import Any
@@ -41,11 +41,11 @@ class Address:
         }
 
     @contextmanager
-    def reached(self) -> Iterator[None]:
-        """Raise `UnreachableError` in place of httpx's transport errors."""
+    def reached(self) -> Iterator[Callable[[], float]]:
+        """Raise `UnreachableError` in place of httpx's transport errors. Yields what tells the seconds since the beginning."""
         began_s = monotonic()
         try:
-            yield
+            yield lambda: monotonic() - began_s
         except httpx.TransportError as error:
             is_unsent = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
             what = "no server answers" if is_unsent else "lost the connection to the server"
@@ -70,11 +70,10 @@ class Wire:
     @contextmanager
     def stream(self, path: str, params: dict[str, Any]) -> Iterator[Iterator[bytes]]:
         """The body of a GET answer, streamed. Raises `UnreachableError`, also if the body breaks off."""
-        began_s = monotonic()
         with self.address.reached(), self._http.stream("GET", path, params=params) as answer:
             if answer.status_code >= 400:
                 answer.read()
-                raise error_of(answer.status_code, _answer(began_s, answer).body)
+                raise error_of(answer.status_code, _answer(answer).body)
             yield answer.iter_raw(1 << 20)
 
     def _do(self, step: Step) -> Any:
@@ -82,9 +81,8 @@ class Wire:
             return sleep(step.seconds)
         if isinstance(step, Work):
             return step.call()
-        began_s = monotonic()
-        with self.address.reached():
-            return _answer(began_s, self._http.request(step.method, step.path, **_timed(step)))
+        with self.address.reached() as took_s:
+            return _answer(self._http.request(step.method, step.path, **_timed(step)), took_s())
 
 
 class AsyncWire:
@@ -107,9 +105,8 @@ class AsyncWire:
             return await asyncio.sleep(step.seconds)
         if isinstance(step, Work):
             return await asyncio.to_thread(step.call)
-        began_s = monotonic()
-        with self.address.reached():
-            return _answer(began_s, await self._http.request(step.method, step.path, **_timed(step)))
+        with self.address.reached() as took_s:
+            return _answer(await self._http.request(step.method, step.path, **_timed(step)), took_s())
 
 
 def _timed(step: Ask) -> dict[str, Any]:
@@ -120,7 +117,7 @@ def _timed(step: Ask) -> dict[str, Any]:
     return options
 
 
-def _answer(began_s: float, answer: httpx.Response) -> HttpAnswer:
+def _answer(answer: httpx.Response, took_s: float = 0.0) -> HttpAnswer:
     try:
         body = answer.json()
     except ValueError as error:
@@ -129,7 +126,7 @@ def _answer(began_s: float, answer: httpx.Response) -> HttpAnswer:
             raise HarvesterError(f"{told}; check that it is a harvester server") from error
         body = {"message": told}
     after = answer.headers.get("retry-after", "")
-    return HttpAnswer(answer.status_code, body, float(after) if after.isdecimal() else None, monotonic() - began_s)
+    return HttpAnswer(answer.status_code, body, float(after) if after.isdecimal() else None, took_s)
 
 
 def _is_loopback(url: str) -> bool:

@@ -110,8 +110,8 @@ class Brain:
             self._parts.offline.charge(job, tokens)
         again = sum([tokens for name, tokens in ran.recomputed.items() if name not in self._gave_way]) if ran.recomputed else 0
         self._parts.admission.ran(sum(ran.served.values()), again)
-        self._fresh = _fresh(self._fresh, ran.cached_tokens, ran.admitted_tokens)
-        self._chat_fresh = _fresh(self._chat_fresh, ran.chat_cached_tokens, ran.chat_admitted_tokens)
+        self._fresh = _averaged(self._fresh, ran.cached_tokens, ran.admitted_tokens)
+        self._chat_fresh = _averaged(self._chat_fresh, ran.chat_cached_tokens, ran.chat_admitted_tokens)
 
     def answered(self, ran: StepRan, seconds: float, now_s: float) -> None:
         """A step was answered ``seconds`` after it began. Call it before the next plan; `observe` may come later.
@@ -247,6 +247,6 @@ class Brain:
         return frozenset([i for i in step.run if running[i].name in out]) if out else frozenset()
 
 
-def _fresh(before: float, cached_tokens: int, tokens: int) -> float:
+def _averaged(before: float, cached_tokens: int, tokens: int) -> float:
     """The running mean of the share that was not cached."""
     return before + (1.0 - cached_tokens / tokens - before) / FRESH_STEPS if tokens else before

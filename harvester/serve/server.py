@@ -97,7 +97,9 @@ def run(config: ServeConfig, state_dir: Path, on_event: OnEvent, chat_app: Any =
             forget_scratch(mark)
             clear(runtime_folder(folder, mark))
         if config.address is not None and folder.cluster.exists():
-            on_event("warning", {"message": "open chats may still end in the Ray cluster; harvester stop ends what is left there"})
+            on_event(
+                "warning", {"message": "applications are left in the Ray cluster, where open chats may still end; harvester stop ends them"}
+            )
         on_event("stopped", {})
 
 

@@ -201,7 +201,7 @@ def ran_of(load: StepLoad, step: Scheduled) -> StepRan:
     for track, tokens in step.work.items():
         if track.offline:
             served[track.request.job] += tokens
-    admitted = [track for track in step.admitted if track.offline]
+    admitted, chat = [track for track in step.admitted if track.offline], [track for track in step.admitted if not track.offline]
     return StepRan(
         load,
         [track.name for track in online],
@@ -211,4 +211,6 @@ def ran_of(load: StepLoad, step: Scheduled) -> StepRan:
         load_of(online) if served else load,
         [track.name for track, tokens in online.items() if not track.emitted and tokens >= track.left],
         {track.name: max(0, track.tokens - 1 - track.computed) for track in admitted if track.preemptions},
+        sum(track.tokens for track in chat),
+        sum(track.computed for track in chat),
     )

@@ -78,9 +78,9 @@ class Limits(Section):
 
 def check_json(text: bytes) -> None:
     """Raises `TooLargeError` for JSON that would take gigabytes once it is read, or seconds to read."""
-    for what, (letters, least, share) in MOST_IN_JSON.items():
-        most = max(least, int(len(text) * share))
-        if len(text) > most and (found := _count(text, letters)) > most:
+    for what, bound in MOST_IN_JSON.items():
+        most = max(bound.most, int(len(text) * bound.share))
+        if len(text) > most and (found := _count(text, bound.letters)) > most:
             raise TooLargeError(f"the body holds {found:,} {what}; the limit is {most:,}: send less at once")
 
 

@@ -86,5 +86,4 @@ def _simple(pattern: str) -> _Simple | None:
         compiled = re.compile(pattern.removesuffix("$") + r"\Z" if parts["end"] else pattern, re.ASCII)
     except re.error:  # a class such as [\d-a]
         return None
-    varied = parts["varied"]
-    return _Simple(compiled, 1 if varied is None else len(varied) + pattern_cost(parts["after"]))
+    return _Simple(compiled, len(pattern) if parts["varied"] is None else len(parts["varied"]) + pattern_cost(parts["after"]))

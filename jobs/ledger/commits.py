@@ -39,8 +39,8 @@ class Commits:
             old = lease.kept
         if old is None:
             return False
-        # Rows that had failed and are computed again count as new: they were judged before.
-        again = lease.kept[ERROR] if lease is not None and lease.generation else 0
+        # Rows that had failed and are computed again count as new: they were judged before, unless this generation kept them.
+        again = min(lease.kept[ERROR], record.row["errors_judged"]) if lease is not None and lease.generation else 0
         judged = {name: record.row[name] - again for name in ("rows_judged", "errors_judged")}
         goes_on = record.state in ACTIVE and record.row["message"] is not None  # the job works again, whatever it waited for
         with book.store.transaction():

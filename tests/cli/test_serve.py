@@ -180,7 +180,10 @@ def test_stop_says_what_a_stopped_server_has_left_in_a_cluster(cli, state, child
     StateFolder(state).cluster.write_text("10.0.0.1:6379\n")
     result = cli("stop")
     assert result.exit_code == 0
-    assert "open chats may still end in the Ray cluster at 10.0.0.1:6379; harvester stop again ends what is left there" in result.stdout
+    assert (
+        "applications are left in the Ray cluster at 10.0.0.1:6379, where open chats may still end; harvester stop again ends them"
+        in result.stdout
+    )
 
 
 def test_stop_does_not_wait_for_ever(cli, state, child, monkeypatch):

@@ -10,6 +10,7 @@ import openpyxl
 import pyarrow as pa
 import pytest
 
+from connectors.copied.widen import batch_of
 from connectors.errors import SourceError
 from connectors.files.cells import BATCH_ROWS, Sheet, write_cells
 from connectors.open import open_source
@@ -26,26 +27,12 @@ def workbook(folder: Path, **sheets: list[list[Any]]) -> str:
     return str(folder / "x.xlsx")
 
 
-class Row(list[Any]):
-    """A row that counts those that are there."""
-
-    there = 0
-    most = 0
-
-    def __init__(self, cells: list[Any]) -> None:
-        super().__init__(cells)
-        Row.there += 1
-        Row.most = max(Row.most, Row.there)
-
-    def __del__(self) -> None:
-        Row.there -= 1
-
-
 class Cells:
     """A sheet of the library, that counts those that are there."""
 
     there = 0
     most = 0
+    made = 0  # rows, since they were last looked at
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -55,8 +42,10 @@ class Cells:
     def __del__(self) -> None:
         Cells.there -= 1
 
-    def iter_rows(self) -> Iterator[Row]:
-        return (Row(["text", number]) for number in range(self._count))
+    def iter_rows(self) -> Iterator[list[Any]]:
+        for number in range(self._count):
+            Cells.made += 1
+            yield ["text", number]
 
 
 class Book:
@@ -85,14 +74,23 @@ def written(folder: Path, monkeypatch: pytest.MonkeyPatch, book: Book) -> int:
 
 @pytest.fixture(autouse=True)
 def none_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    for kind in (Row, Cells):
-        monkeypatch.setattr(kind, "there", 0)
-        monkeypatch.setattr(kind, "most", 0)
+    for name in ("there", "most", "made"):
+        monkeypatch.setattr(Cells, name, 0)
 
 
 def test_rows_are_made_a_few_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = list[int]()
+
+    def noted(schema: pa.Schema, rows: list[dict[str, Any]]) -> pa.RecordBatch:
+        made.append(Cells.made)
+        Cells.made = 0
+        return batch_of(schema, rows)
+
+    monkeypatch.setattr("connectors.files.cells.batch_of", noted)
     assert written(tmp_path, monkeypatch, Book(0, 5 * BATCH_ROWS + 1, 0)) == 5 * BATCH_ROWS
-    assert 0 < Row.most < 5
+    assert len(made) == 5
+    assert max(made[1:]) <= BATCH_ROWS, "rows are made for each batch, and not for all before the first"
+    assert min(made[1:]) == BATCH_ROWS
 
 
 def test_the_cells_of_one_sheet_at_a_time_are_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

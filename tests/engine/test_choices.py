@@ -78,7 +78,7 @@ BOUNDS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("held", "more", "message"), BOUNDS, ids=lambda value: str(value)[:30])
+@pytest.mark.parametrize(("held", "more", "message"), BOUNDS, ids=["allowed tokens", "biases", "stop tokens", "bad words"])
 async def test_what_the_workers_have_no_room_for_is_refused_and_ends_no_engine(
     held: dict[str, Any], more: dict[str, Any], message: str
 ) -> None:

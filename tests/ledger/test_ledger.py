@@ -416,6 +416,19 @@ def test_of_a_retried_slice_only_the_rows_that_had_failed_are_judged(desk: Desk)
     assert "50 of 100 rows so far failed" in str(desk.ledger.show("docs-1").message)
 
 
+def test_rows_that_failed_in_a_part_kept_since_the_retry_were_not_judged_before(desk: Desk) -> None:
+    desk.submit("docs-1", 4)
+    desk.finish(errors=4)
+    desk.ledger.retry("docs-1", desk.clock())
+    lease = desk.leased()
+    desk.commit(lease)
+    desk.ledger.reopen_slice("docs-1", lease.slice.slice_id, desk.clock())
+    desk.ledger.keep(desk.leased().lease_id, PartStats(generation=1, rows_ok=1, rows_error=2), desk.clock())
+    desk.commit(desk.leased(), errors=1)
+    desk.ledger.check()
+    assert (desk.ledger.show("docs-1").rows_ok, desk.ledger.show("docs-1").rows_error) == (3, 1)
+
+
 def test_what_a_job_says_of_its_wait_is_taken_back_by_the_next_commit(desk: Desk) -> None:
     desk.submit("docs-1", 10)
     lease = desk.leased()

@@ -156,6 +156,18 @@ def test_no_more_sit_out_than_prompts_that_the_step_has_tokens_for() -> None:
     assert plan.sit_out == (14, 15)
 
 
+def test_more_sit_out_where_most_of_the_waiting_prompts_was_found_cached() -> None:
+    brain = a_brain(replace(PLAIN, online_order="fixed"))
+    for number in range(16):
+        brain.arrive(OnlineRequest(f"old{number}", prompt_tokens=500), 0.0)
+        brain.arrive(OnlineRequest(f"new{number}", prompt_tokens=400), 0.0)
+    for _ in range(50):
+        brain.observe(StepRan(StepLoad.decode(5), ("old0",), chat_admitted_tokens=400, chat_cached_tokens=300), 0.1, 1.0)
+    waiting = tuple(Waiting(f"new{number}", 400, 1, 9.0) for number in range(16))
+    plan = brain.plan(seen(*[chat(f"old{number}") for number in range(16)], waiting=waiting, max_seqs=16, max_tokens=512))
+    assert plan.sit_out == (10, 11, 12, 13, 14, 15), "a sixth gets what five leave of the step"
+
+
 def test_a_step_with_offline_work_may_end_for_an_arrival_unless_it_holds_an_online_prompt() -> None:
     brain = a_brain()
     plan = brain.plan(seen(row("a")))

@@ -84,7 +84,7 @@ def stop(here: Invocation) -> None:
     left_in = _cluster(here.state_dir)
     line = f"stopped the server (process {process.pid}) on {here.state_dir}"
     if left_in is not None:
-        line += f"; open chats may still end in the Ray cluster at {left_in}; harvester stop again ends what is left there"
+        line += f"; applications are left in the Ray cluster at {left_in}, where open chats may still end; harvester stop again ends them"
     _say(here, line, stopped=True, pid=process.pid, left_in=left_in)
 
 

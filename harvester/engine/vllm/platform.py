@@ -84,7 +84,7 @@ def keeps_slots(config: VllmConfig) -> bool:
     return bool(config.use_v2_model_runner)
 
 
-RefusedError = VLLMValidationError  # vLLM's routes answer it with 400
+UnsendableError = VLLMValidationError  # vLLM's routes answer it with 400
 # Sizes of buffers of Model Runner V2 (`vllm.v1.worker.gpu.sample.logit_bias`), whose module needs a GPU.
 MAX_ALLOWED_TOKEN_IDS = 1024
 MAX_LOGIT_BIASES = 1024
@@ -92,7 +92,7 @@ MAX_STOP_TOKEN_IDS = 128
 
 
 def check_buffers(params: SamplingParams) -> None:
-    """Raises `RefusedError` for more of a parameter than the workers of Model Runner V2 have room for."""
+    """Raises `UnsendableError` for more of a parameter than the workers of Model Runner V2 have room for."""
     held = {
         "allowed_token_ids": (len(params.allowed_token_ids or ()), MAX_ALLOWED_TOKEN_IDS),
         "logit_bias": (len(params.logit_bias or ()), MAX_LOGIT_BIASES),
@@ -101,4 +101,4 @@ def check_buffers(params: SamplingParams) -> None:
     }
     for name, (count, most) in held.items():
         if count > most:
-            raise RefusedError(f"{name} holds {count:,} tokens; the limit is {most:,}: give fewer", parameter=name)
+            raise UnsendableError(f"{name} holds {count:,} tokens; the limit is {most:,}: give fewer", parameter=name)

@@ -87,7 +87,7 @@ class Expected:
         calm_cap = _cap_tokens(view, config, 0, self.margin.share)
 
         def waits_for_rows(row: OfflineRow) -> bool:
-            """Whether it would fit now if no other row ran. One that would fit within the margin waits for chat, if chat is the cause."""
+            """Whether other rows are what it waits for. One that needs the margin only because of chat waits for chat, unless alone."""
             need = row.tokens + _left(self._length(row), row.tokens) + view.block_tokens / 2
             return need <= cap or (need <= alone_cap and (not others or need > calm_cap))
 

@@ -76,15 +76,15 @@ class WorstCase:
         """KV never runs out for it."""
 
 
-def passing(rows: Rows, fits_alone: Callable[[OfflineRow], bool]) -> Iterator[OfflineRow]:
-    """Skip rows that would not fit even if no other row ran, so that they block nobody.
+def passing(rows: Rows, waits_for_rows: Callable[[OfflineRow], bool]) -> Iterator[OfflineRow]:
+    """Skip rows that wait for chat to go, and not for rows, so that they block nobody.
 
     After `MAX_PASSED_OF_JOB` of one job the rest of it is skipped; ends after `MAX_PASSED`. Rows without a job are of many clients: each
     counts for itself.
     """
     skipped, passed, count = Counter[str](), set[str](), 0
     for row in rows(passed):
-        if fits_alone(row):
+        if waits_for_rows(row):
             yield row
             continue
         count += 1

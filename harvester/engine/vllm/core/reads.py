@@ -140,8 +140,8 @@ def running(requests: Iterable[Request], block_tokens: int, max_tokens: int, slo
                 left <= 0 or request.num_output_tokens + placeholders > 0,
                 request.arrival_time + shift_s + slo.ttft_s,
                 slo.tpot_s,
-                0,
-                0,
+                0,  # full_blocks
+                0,  # unsaved: the checkpoints' `marked` sets both
                 request.num_tokens_with_spec - request.num_tokens if step_tokens > 1 else 0,
             )
         )
