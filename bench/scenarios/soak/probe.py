@@ -68,14 +68,17 @@ class Probe(threading.Thread):
         return bool(last) and all(last)
 
     def longest_s(self, since_s: float) -> float:
-        """The longest time, from ``since_s`` on, from a request that was not answered to the next one that was."""
-        longest_s, failed_s = 0.0, None
+        """The longest time, from ``since_s`` on, from a request that was not answered to the next one that was.
+
+        Where none is answered any more, to the last one that was sent and told.
+        """
+        longest_s, failed_s, began_s = 0.0, None, since_s
         for began_s, is_whole in sorted(one for one in list(self.asked) if one[0] >= since_s - PATIENCE_S):
             if is_whole:
                 longest_s, failed_s = longest_s if failed_s is None else max(longest_s, began_s - failed_s), None
             elif failed_s is None:
                 failed_s = max(began_s, since_s)
-        return longest_s
+        return longest_s if failed_s is None else max(longest_s, began_s - failed_s)
 
     def counted(self, since_s: float = 0.0) -> dict[str, int]:
         """Counts of the requests sent from ``since_s`` on."""

@@ -18,12 +18,14 @@ from bench.harness.servers.server import ServerProcess, scripted
 from bench.scenarios.soak.probe import Probe, are_open, wait_calm
 from bench.scenarios.soak.victims import ROLES, kill
 from bench.scenarios.soak.work import Work
+from harvester.errors import HarvesterError
 
 HISTORY = ROOT / "bench" / "results" / "soak.json"  # its kills and rows are added to
 DELAY_S = 0.3
 MAX_GROUP, APART_S = 3, 1.5  # kills of a group, and at most so long apart
 QUICK_S, USUAL_S = 60.0, 600.0
 GOAL_KILLS, GOAL_SHUT_S = 1000, 10.0
+NOT_BACK = (TimeoutError, HarvesterError)  # what waiting for a server, and starting it, raise
 NOT_TRIED = ("engine core and workers: the engine is scripted", "a full disk", "clock jumps (libfaketime)")
 
 
@@ -33,6 +35,18 @@ class Soak:
         self.probes = {"api": Probe(server.url, False), "chat": Probe(server.url, True)}
         self.groups: list[dict[str, Any]] = []
         self.is_interrupted = False
+
+    def play(self, seconds: float) -> str | None:
+        """Kill processes for ``seconds``, then wait until every job has ended.
+
+        Returns why the server did not come back or a job did not end; None where all went well.
+        """
+        try:
+            self.go_on(seconds)
+            self.finish()
+        except NOT_BACK as error:
+            return str(error)
+        return None
 
     def go_on(self, seconds: float) -> None:
         """Kill processes for ``seconds``, or until Ctrl-C."""
@@ -48,14 +62,24 @@ class Soak:
             self.is_interrupted = True
 
     def _group(self, roles: list[str]) -> None:
+        """Kill one process of each role and wait for calm. A group that the server does not survive is noted too; its error goes on."""
         began_s, killed = time.monotonic(), list[str]()
-        for role in dict.fromkeys(roles):
-            killed += [role] * kill(self.server, role)
-            time.sleep(self._random.uniform(0.0, APART_S))
-        if killed:
-            self._calm()
-            shut = {name: round(probe.longest_s(began_s), 2) for name, probe in self.probes.items()}
-            self.groups.append({"roles": killed, "shut_s": shut})
+        try:
+            for role in dict.fromkeys(roles):
+                killed.append(role)  # first: a main process is killed and started again in one
+                if not kill(self.server, role):
+                    killed.pop()
+                time.sleep(self._random.uniform(0.0, APART_S))
+            if killed:
+                self._calm()
+                self._note(killed, began_s, came_back=True)
+        except NOT_BACK:
+            self._note(killed, began_s, came_back=False)
+            raise
+
+    def _note(self, roles: list[str], began_s: float, *, came_back: bool) -> None:
+        shut = {name: round(probe.longest_s(began_s), 2) for name, probe in self.probes.items()}
+        self.groups.append({"roles": roles, "shut_s": shut, "came_back": came_back})
 
     def _calm(self) -> None:
         """Wait some seconds, and until jobs and chats are answered again. Adds work if none is left."""
@@ -78,18 +102,18 @@ def run(options: Options) -> dict[str, Any]:
             for probe in soak.probes.values():
                 probe.start()
             try:
-                soak.go_on(seconds)
-                soak.finish()
+                not_back = soak.play(seconds)
             finally:
                 for probe in soak.probes.values():
                     probe.end()
             rows = soak.work.rows()
-    story = added(earlier(), soak.groups, rows)
+    story = added(earlier(), soak.groups, rows, came_back=not_back is None)
     summary = {"rows": rows, "longest_shut_s": longest(soak.groups), "probes": {name: one.counted() for name, one in soak.probes.items()}}
     kills = sum(len(group["roles"]) for group in soak.groups)
     return {
         "systems": {"harvester": {"kills": kills, "groups": len(soak.groups), **summary}},
         "interrupted": soak.is_interrupted,
+        "not_back": not_back,
         "groups": soak.groups,
         "not_tried": list(NOT_TRIED),
         **story,
@@ -108,31 +132,37 @@ def longest(groups: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
 
 
 def earlier() -> dict[str, Any]:
-    """The history in the committed result: kills by commit, and the rows of all runs."""
+    """The history in the committed result: kills by commit, the rows of all runs, and the runs whose server did not come back.
+
+    Runs before 2026-11-29 wrote no result where the server did not come back: they are not among those.
+    """
+    nothing: dict[str, Any] = {"kills_by_commit": {}, "kills_in_all": 0, "rows_in_all": {}, "runs_not_back": 0}
     try:
-        told = json.loads(HISTORY.read_text(encoding="utf-8"))
-        return {key: told[key] for key in ("kills_by_commit", "kills_in_all", "rows_in_all")}
-    except (OSError, ValueError, KeyError):
-        return {"kills_by_commit": {}, "kills_in_all": 0, "rows_in_all": {}}
+        told = nothing | json.loads(HISTORY.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return nothing
+    return {key: told[key] for key in nothing}
 
 
-def added(before: dict[str, Any], groups: list[dict[str, Any]], rows: dict[str, Any]) -> dict[str, Any]:
-    """That history with this run added."""
+def added(before: dict[str, Any], groups: list[dict[str, Any]], rows: dict[str, Any], *, came_back: bool) -> dict[str, Any]:
+    """That history with this run added. ``came_back``: whether the server did and every job ended."""
     kills, here = sum(len(group["roles"]) for group in groups), commit() or "unknown"
     counts = {kind: count for kind, count in rows.items() if isinstance(count, int)}
     return {
         "kills_by_commit": before["kills_by_commit"] | {here: before["kills_by_commit"].get(here, 0) + kills},
         "kills_in_all": before["kills_in_all"] + kills,
         "rows_in_all": {kind: before["rows_in_all"].get(kind, 0) + count for kind, count in counts.items()},
+        "runs_not_back": before["runs_not_back"] + (not came_back),
     }
 
 
 def goals(story: dict[str, Any], groups: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Over all runs: kills, and rows lost, twice or wrong; in this run: the longest time shut after one kill."""
+    """Over all runs: kills, rows lost, unfinished, twice or wrong, runs that did not end well. In this run: longest outage of one kill."""
     rows, shut_s = story["rows_in_all"], max((max(one["shut_s"].values()) for one in groups if len(one["roles"]) == 1), default=None)
     wrong = {kind: rows[kind] for kind in ("lost", "unfinished", "twice", "wrong", "errors", "unknown_jobs")}
     return {
         "kills": {"goal": GOAL_KILLS, "measured": story["kills_in_all"], "met": story["kills_in_all"] >= GOAL_KILLS},
         "rows": {"goal": 0, "measured": wrong, "met": not any(wrong.values())},
+        "runs_not_back": {"goal": 0, "measured": story["runs_not_back"], "met": story["runs_not_back"] == 0},
         "shut_s": {"goal": GOAL_SHUT_S, "measured": shut_s, "met": shut_s is not None and shut_s <= GOAL_SHUT_S},
     }
