@@ -100,22 +100,33 @@ def harvester(
     label: str = "harvester",
     idle_s: float = 0.0,
 ) -> tuple[list[Stretch], Span | None]:
-    """harvester with a job beside each load, configured with ``slo``; with ``idle_s``, first the job alone for that long."""
+    """harvester with a job beside each load, configured with ``slo``; with ``idle_s``, first the job alone for that long.
+
+    That span comes before any chat: harvester keeps a reserve for `PolicyConfig.reserve_s` after it.
+    """
     objectives = {"ttft_slo_ms": round(slo.ttft_ms, 3), "tpot_slo_ms": round(slo.tpot_ms, 3)}
     with Harvester(comparison.setup, label, {"slo": objectives, **(config or {})}) as server:
         server.begin_offline()
+        alone = None
+        if idle_s:
+            time.sleep(comparison.knobs.warm_s)
+            alone = idle(server, idle_s)
         lead(comparison, server, loads, offline=True)
         time.sleep(comparison.knobs.warm_s)
-        alone = idle(server, idle_s) if idle_s else None
         return play_all(comparison, server, loads, offline=True), alone
 
 
 def lead(comparison: Comparison, server: Stock | Harvester, loads: Sequence[Load], *, offline: bool) -> None:
     """Unmeasured chat: a server that has just started is slower, and harvester has not learned its step times yet."""
-    given, seconds = comparison.knobs, min(LEAD_S, comparison.seconds / 2)
-    part = [arrival for arrival in loads[0] if arrival.at_s < seconds]
+    part, seconds = lead_of(loads[0], comparison.seconds)
     drawn: dict[str, Any] = {"seed": comparison.seed + LEAD_SEED, "offline": offline}
-    stretch(server, comparison.setup, part, seconds, seconds, drain_s=given.drain_s, **drawn)
+    stretch(server, comparison.setup, part, seconds, seconds, drain_s=comparison.knobs.drain_s, **drawn)
+
+
+def lead_of(load: Load, load_s: float) -> tuple[Load, float]:
+    """The begin of a load of ``load_s`` that `lead` plays, and how long it is in seconds."""
+    seconds = min(LEAD_S, load_s / 2)
+    return [arrival for arrival in load if arrival.at_s < seconds], seconds
 
 
 def play_all(comparison: Comparison, server: Stock | Harvester, loads: Sequence[Load], *, offline: bool) -> list[Stretch]:

@@ -48,7 +48,7 @@ def run(options: Options) -> dict[str, Any]:
     rounds = rounds_of(options.set, QUICK_ROUNDS if options.quick else ROUNDS)
     given = knobs(without("rounds", options))
     pace = Pace.of(options)
-    with set_up(options, given, given.warm_s + given.idle_s + given.seconds + 60) as place:
+    with set_up(options, given, 2 * given.warm_s + given.idle_s + given.seconds + 60) as place:
         comparison = Comparison(place, given, options.seed, given.seconds)
         alone, idle = paced_alone(comparison, pace, trace_loads(given, options.seed, pace), given.seconds, offline_too=options.quick)
         steps, offline = (round(given.step_tokens), idle) if idle is not None else _best_offline(comparison)

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.harness.brains import first_come, settings_with, shipped
-from bench.harness.compare import Comparison, Load, Setting, harvester, over, priority
+from bench.harness.compare import Comparison, Load, Setting, harvester, lead_of, over, priority
 from bench.harness.knobs import described, knobs, set_up
 from bench.harness.load.online_client import WARM_UP
 from bench.harness.measure.latency import Slo, online_summary, percentile
@@ -47,7 +47,7 @@ from harvester.sim.track import Outcome
 
 WITHIN = 0.1
 SHARES = (0.25,)
-CLIENT_START_S = 2.0  # from the end of the idle span to the first chat, while the online client starts
+CLIENT_START_S = 2.0  # before each load, while the online client starts
 CONFIG: dict[str, Any] = {"checkpoint": {"enabled": False}}  # KV is plentiful here, and host copies would be a second thing to fit
 SMALL_STEP_TOKENS = 256  # harvester's steps often lie between decodes alone and full steps; this makes stock vLLM take such steps too
 FITTED = ("online_only", "offline_only", "vllm_priority", f"vllm_priority with steps of {SMALL_STEP_TOKENS} tokens")
@@ -73,7 +73,7 @@ def run(options: Options) -> dict[str, Any]:
     given, pace = knobs(options), Pace.of(options, SHARES)
     if pace.points > 1:
         raise UsageError("simulate predicts one run: give one --share")
-    with set_up(options, given, given.warm_s + given.idle_s + given.seconds + 60) as place:
+    with set_up(options, given, 2 * given.warm_s + given.idle_s + given.seconds + 60) as place:
         comparison = Comparison(place, given, options.seed, given.seconds)
         ((paced, (online,)),), _ = paced_alone(comparison, pace, trace_loads(given, options.seed, pace), given.seconds, offline_too=True)
         load = paced.loads[0]
@@ -135,17 +135,28 @@ class _Bench:
         return self._played(Simulation(self._engine(), first_come()), self._chat(0.0, front_s), 0.0)
 
     def harvester(self, slo: Slo, front_s: float) -> Figures:
-        """As `bench.harness.compare.harvester` runs it: a job, alone at first, then beside the load."""
+        """As `bench.harness.compare.harvester` runs it: a job, alone at first, then beside the lead and beside the load."""
         settings = settings_with(slo.ttft_ms / 1000, slo.tpot_ms / 1000, **CONFIG)
         brain = shipped(settings, self.record.blocks)
-        given, engine = self.comparison.knobs, self._engine(self.layers, settings.schedule.max_ttft_delay_fraction)
-        begin_s = given.warm_s + given.idle_s + CLIENT_START_S
+        engine = self._engine(self.layers, settings.schedule.max_ttft_delay_fraction)
         door = SimDoor(engine, brain, ChatAdmission(max(MIN_AWAITING, AWAITING_STEPS * engine.max_seqs)))
         simulation = Simulation(engine, brain, door)
-        warm_up = [Request(f"warm{i}", begin_s - 0.5 + 0.1 * i, 64, 4) for i in range(WARM_UP)]
-        before = simulation.run(promised([*self._job(), *warm_up], slo.ttft_ms / 1000, slo.tpot_ms / 1000), until_s=begin_s)
+        earlier, begin_s = self.earlier(front_s)
+        before = simulation.run(promised(earlier, slo.ttft_ms / 1000, slo.tpot_ms / 1000), until_s=begin_s)
         chat = promised(self._chat(begin_s, front_s), slo.ttft_ms / 1000, slo.tpot_ms / 1000)
         return self._played(simulation, chat, begin_s, before)
+
+    def earlier(self, front_s: float) -> tuple[list[Request], float]:
+        """The requests before the load, and when the load begins: the job, alone until it was measured, the lead, the job alone again."""
+        given, (part, seconds) = self.comparison.knobs, lead_of(self.load, self.comparison.seconds)
+        lead_s = given.warm_s + given.idle_s + CLIENT_START_S
+        begin_s = lead_s + seconds + given.warm_s + CLIENT_START_S
+        warm_ups = [
+            Request(f"warm{number}-{i}", at_s - 0.5 + 0.1 * i, 64, 4)
+            for number, at_s in enumerate((lead_s, begin_s))
+            for i in range(WARM_UP)
+        ]
+        return [*self._job(begin_s), *warm_ups, *self._chat(lead_s, front_s, part, "lead")], begin_s
 
     def _engine(self, layers: int = 0, fraction: float = 1.0) -> SimEngine:
         given = self.comparison.knobs
@@ -159,16 +170,16 @@ class _Bench:
             max_ttft_delay_fraction=fraction,
         )
 
-    def _chat(self, begin_s: float, front_s: float) -> list[Request]:
+    def _chat(self, begin_s: float, front_s: float, load: Load | None = None, name: str = "chat") -> list[Request]:
         return [
-            Request(f"chat{number}", begin_s + one.at_s + front_s, one.prompt_tokens, one.output_tokens)
-            for number, one in enumerate(self.load)
+            Request(f"{name}{number}", begin_s + one.at_s + front_s, one.prompt_tokens, one.output_tokens)
+            for number, one in enumerate(self.load if load is None else load)
         ]
 
-    def _job(self) -> list[Request]:
+    def _job(self, begin_s: float) -> list[Request]:
         """More rows than any system completes, with the lengths of those that stock vLLM completed."""
         given, rng, rows = self.comparison.knobs, random.Random(self.seed), [row for row in self.record.rows if row.offline]
-        count = round(given.rows_per_s * (given.warm_s + given.idle_s + given.seconds + given.drain_s))
+        count = round(given.rows_per_s * (begin_s + given.seconds + given.drain_s))
         drawn = [rng.choice(rows) for _ in range(count)]
         return [
             Request(
