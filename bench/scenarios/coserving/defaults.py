@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -48,10 +49,10 @@ def run(options: Options) -> dict[str, Any]:
             before = play(server.url, served, model, chat(1), folder)
             view, _ = submit(client, folder / "rows.parquet", max_tokens=MAX_TOKENS)
             first = wait(client, view.id, JOB_BEGINS_S, lambda job: job.rows_ok > 0)
-            began_s = time.monotonic()
+            began_s, begun = time.monotonic(), _counted(server.url)
             beside = play(server.url, served, model, chat(2), folder)
             rows_per_s = (client.job(view.id).rows_ok - first.rows_ok) / (time.monotonic() - began_s)
-            account = _account(server.url)
+            meanwhile = account(begun, _counted(server.url))
             client.change(view.id, "cancel")
             after = play(server.url, served, model, chat(3), folder)
         ratios = {name: ratio(name, before, beside, after) for name in GOALS}
@@ -60,7 +61,7 @@ def run(options: Options) -> dict[str, Any]:
             "load": asdict(chat(1)),
             "systems": {"before": asdict(before), "beside_a_job": asdict(beside), "after": asdict(after)},
             "rows_per_s": round(rows_per_s, 3),
-            "account": account,
+            "account_beside_a_job": meanwhile,
             "ratios": {f"{name}_with_a_job_over_alone": value for name, value in ratios.items()},
             "goals": {name: {"goal": goal, "measured": ratios[name], "met": ratios[name] <= goal} for name, goal in GOALS.items()},
         }
@@ -72,15 +73,28 @@ def ratio(name: str, before: Served, beside: Served, after: Served) -> float:
     return round(2 * with_job / (first + last), 3)
 
 
-def _account(url: str) -> dict[str, float | None]:
-    """Mean time to first token and gap as the engine had them, over what it says they would have been without jobs."""
+def counted(page: str) -> dict[str, float]:
+    """The engine's counters of chat since its start, by name, from its metrics; summed over their labels."""
     found: dict[str, float] = {}
-    for line in httpx.get(f"{url}/metrics", timeout=30.0).text.splitlines():
+    for line in page.splitlines():
         if line.startswith("harvester_chat_"):
             name, value = line.split("{")[0].split(" ")[0], float(line.rsplit(" ", 1)[1])
             found[name] = found.get(name, 0.0) + value
-    pairs = {
-        kind: (found.get(f"harvester_chat_{kind}_seconds_sum"), found.get(f"harvester_chat_{kind}_alone_seconds_sum"))
-        for kind in ("ttft", "gap")
-    }
-    return {f"{kind}_had_over_alone": round(had / alone, 3) if had and alone else None for kind, (had, alone) in pairs.items()}
+    return found
+
+
+def account(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float | None]:
+    """Mean time to first token and gap as the engine had them between two `counted`, over what it says they would have been without jobs.
+
+    None where no chat came meanwhile, or the engine has no such counters.
+    """
+
+    def grown(name: str) -> float:
+        return after.get(f"harvester_chat_{name}_seconds_sum", 0.0) - before.get(f"harvester_chat_{name}_seconds_sum", 0.0)
+
+    pairs = {kind: (grown(kind), grown(f"{kind}_alone")) for kind in ("ttft", "gap")}
+    return {f"{kind}_had_over_alone": round(had / alone, 3) if had > 0 and alone > 0 else None for kind, (had, alone) in pairs.items()}
+
+
+def _counted(url: str) -> dict[str, float]:
+    return counted(httpx.get(f"{url}/metrics", timeout=30.0).text)
