@@ -72,7 +72,7 @@ SCENARIOS = {
     "papers": Scenario("papers.scenario", "the figures of EconoServe, FastServe and ConServe, simulated, beside what the papers say"),
     "overload": Scenario(
         "scenarios.coserving.overload",
-        "chat at 1, 3 and 10 times what a server sustains, and beside a hostile request: first tokens, refusals",
+        "chat at 1, 3, 10 and half times what a server sustains, and beside a hostile request: first tokens, refusals",
     ),
     "soak": Scenario("scenarios.soak.soak", "jobs and chats while every kind of process is killed: rows lost, twice, wrong; how long shut"),
     "fleet": Scenario(
