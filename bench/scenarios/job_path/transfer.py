@@ -1,4 +1,4 @@
-"""Scenario ``transfer``: memory of client and server while a table goes to a server with its own folder, and its results come back.
+"""Scenario ``transfer``: what client, server and its processes for SQL take while a table goes to a server and its results come back.
 
 Server and client are processes of their own, joined by HTTP alone. The engine is scripted; the table's column ``blob`` is kept, so that the
 results are as large as the table. What comes back is compared by checksum.
@@ -17,11 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from bench.harness.measure.peak import peak_bytes, reset_peak, resident_bytes
+from bench.harness.measure.peak import Below, peak_bytes, reset_peak, resident_bytes
 from bench.harness.options import Options
 from harvester.errors import EngineError, UsageError
 from harvester.ports import free_port
@@ -30,6 +29,7 @@ ROW_BYTES = 32 << 10
 GROUP_ROWS = 512
 FULL_MIB, QUICK_MIB = 10 << 10, 256
 GOAL_MIB = 300.0
+SIDES = ("client", "server", "sql", "server_and_sql")
 LOOK_S = 0.05
 STARTED_S, HARVEST_S = 120.0, 7200.0
 
@@ -50,10 +50,10 @@ def run(options: Options) -> dict[str, Any]:
             if (found.pop("rows"), found.pop("crc32")) != (rows, checksum):
                 raise EngineError(f"{phase} gave back other rows than the table has")
     phases = {"upload": up, **down}
-    most = {side: max(phase[f"{side}_above_idle_mib"] for phase in phases.values()) for side in ("client", "server")}
+    most = {side: max(phase.get(f"{side}_above_idle_mib", 0.0) for phase in (*phases.values(), harvest)) for side in SIDES}
     return {
         "table": {"mib": size_mib, "rows": rows},
-        "goals": {f"{side}_above_idle_mib": {"goal": GOAL_MIB, "is_met": most[side] <= GOAL_MIB} for side in ("client", "server")},
+        "goals": {f"{side}_above_idle_mib": {"goal": GOAL_MIB, "is_met": most[side] <= GOAL_MIB} for side in ("client", "server_and_sql")},
         "systems": {"harvester": {"phases": phases, "most": most, "harvest": harvest}},
         "ratios": {},
     }
@@ -96,8 +96,7 @@ class _Server:
                     raise EngineError("the jobs server did not start") from error
                 time.sleep(0.1)
         httpx.post(f"{self.url}/api/sql", json={"query": "select 1"}, timeout=60.0).raise_for_status()  # starts its processes for SQL
-        self._idle_bytes = resident_bytes(self._process.pid)
-        self._all_idle_bytes = self._idle_bytes + sum(_descendants(self._process.pid))
+        self._idle_bytes, self._sql_idle_bytes = resident_bytes(self._process.pid), Below.of(self._process.pid).bytes
         return self
 
     def __exit__(self, *given: object) -> None:
@@ -110,53 +109,54 @@ class _Server:
         The client's idle memory is what it held once connected; the server's, with its processes for SQL, what they held before any work.
         """
         reset_peak(self._process.pid)
-        found, query_bytes, all_bytes = _client(phase, self.url, what, self._process.pid)
+        found, below = _client(phase, self.url, what, self._process.pid)
         return {
             "bytes": found.pop("bytes"),
             "seconds": found["seconds"],
             "client_idle_mib": found.pop("idle_bytes") / 2**20,
             "client_above_idle_mib": found.pop("above_idle_bytes") / 2**20,
-            "server_idle_mib": self._idle_bytes / 2**20,
-            "server_above_idle_mib": max(self._above_idle_mib(), (all_bytes - self._all_idle_bytes) / 2**20),
-            "query_resident_mib": query_bytes / 2**20,
+            **self._load(below),
         } | found
 
-    def _above_idle_mib(self) -> float:
-        return (peak_bytes(self._process.pid) - self._idle_bytes) / 2**20
+    def _load(self, below: Below) -> dict[str, float]:
+        """MiB and seconds of processor time: of the server's own process, of its processes for SQL; memory of all of them too."""
+        own_bytes = peak_bytes(self._process.pid) - self._idle_bytes
+        together_bytes = below.whole_bytes - self._idle_bytes - self._sql_idle_bytes
+        return {
+            "server_idle_mib": self._idle_bytes / 2**20,
+            "server_above_idle_mib": own_bytes / 2**20,
+            "server_and_sql_above_idle_mib": max(own_bytes, together_bytes) / 2**20,
+            "sql_idle_mib": self._sql_idle_bytes / 2**20,
+            "sql_above_idle_mib": (below.bytes - self._sql_idle_bytes) / 2**20,
+            "query_resident_mib": below.one_bytes / 2**20,
+            "server_cpu_s": round(below.server_cpu_s, 2),
+            "sql_cpu_s": round(below.cpu_s, 2),
+        }
 
     def harvested(self, job: str) -> dict[str, Any]:
         began_s, end_s = time.monotonic(), time.monotonic() + HARVEST_S
         reset_peak(self._process.pid)
+        below = Below.of(self._process.pid)
         while (view := httpx.get(f"{self.url}/api/jobs/{job}", timeout=60.0).json())["state"] != "completed" or view["rows_running"]:
             if time.monotonic() > end_s or view["state"] == "failed":
                 raise EngineError(f"the job is {view['state']}: {view['message']}")
+            below.look()
             time.sleep(0.5)
-        return {"job": job, "seconds": time.monotonic() - began_s, "server_above_idle_mib": self._above_idle_mib()}
+        below.look()
+        return {"job": job, "seconds": time.monotonic() - began_s, **self._load(below)}
 
 
-def _client(phase: str, url: str, what: str, server: int) -> tuple[dict[str, Any], int, int]:
-    """Run one phase. Returns its output, the peak of one process below ``server`` (for SQL), and the peak of all with the server."""
+def _client(phase: str, url: str, what: str, server: int) -> tuple[dict[str, Any], Below]:
+    """Run one phase. Returns its output, and what the processes below ``server`` (for SQL) took."""
     command = [sys.executable, "-m", "bench.harness.load.transfer_client", phase, url, what]
+    below = Below.of(server)
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
-    most = most_of_all = 0
     with process.stdout as output:
         while process.poll() is None:
-            below = _descendants(server)
-            most, most_of_all = max([most, *below]), max(most_of_all, resident_bytes(server) + sum(below))
+            below.look()
             time.sleep(LOOK_S)
         text = output.read()
     if process.returncode:
         raise EngineError(f"the client of phase {phase} ended with status {process.returncode}")
-    return dict(json.loads(text)), most, most_of_all
-
-
-def _descendants(pid: int) -> list[int]:
-    """Resident memory of the processes below ``pid``."""
-    found = []
-    for child in psutil.Process(pid).children(recursive=True):
-        try:
-            found.append(child.memory_info().rss)
-        except psutil.NoSuchProcess:
-            continue
-    return found
+    return dict(json.loads(text)), below
