@@ -1,12 +1,13 @@
 """Scenario ``routing``: chat over two replicas, by HAProxy's least connections and by Serve's proxies with the router by predicted TTFT.
 
 Lengths are those of real chats: a long prompt keeps one replica busy while the other is free. On a CPU each replica has cores of its own.
-No request is refused for a long wait.
+No request is refused for a long wait. A rate at which the client sent late, or a request was refused, is not judged: the result says why,
+and has no ratios for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,6 +22,7 @@ from bench.harness.measure.stretch import Stretch, stretch
 from bench.harness.options import Options
 from bench.harness.servers.systems import Harvester, SystemSetup
 from bench.scenarios.order.capacity import ANY_WAIT, capacity_per_s, check_none_refused, check_sent_in_time
+from harvester.errors import EngineError
 
 MOST = (1024, 256)  # longest prompt and answer, tokens
 FULL = Knobs(seconds=60.0, slots=8, step_tokens=1024, drain_s=120.0)
@@ -47,10 +49,10 @@ def run(options: Options) -> dict[str, Any]:
 
         found = in_turns(tuple(INGRESS), rounds, measure)
     lines = [
-        _line(share, capacity, {name: [turn[at] for turn in turns] for name, turns in found.items()}) for at, share in enumerate(shares)
+        line(share, capacity, {name: [turn[at] for turn in turns] for name, turns in found.items()}) for at, share in enumerate(shares)
     ]
     about = described(given, place) | {"replicas": REPLICAS, "rounds": rounds, "capacity_per_s": round(capacity, 4)}
-    return about | {"systems": lines[-1]["systems"], "ratios": lines[-1]["ratios"], "spread": lines[-1]["spread"], "points": lines}
+    return about | {name: lines[-1][name] for name in ("verdict", "systems", "ratios", "spread")} | {"points": lines}
 
 
 def _server(place: SystemSetup, name: str, label: str) -> Harvester:
@@ -71,22 +73,34 @@ def _capacity(place: SystemSetup, given: Knobs, count: int, seed: int) -> float:
 
 def _measure(place: SystemSetup, given: Knobs, name: str, number: int, loads: Sequence[Load], seed: int) -> list[Stretch]:
     with _server(place, name, f"{name}-{number}") as server:
-        found = [
+        return [
             stretch(server, place, load, given.seconds, given.window_s, seed=seed, offline=False, drain_s=given.drain_s) for load in loads
         ]
-    for one in found:
-        check_none_refused(one, name)
-        check_sent_in_time(one.requests, name)
-    return found
 
 
-def _line(share: float, capacity: float, found: dict[str, list[Stretch]]) -> dict[str, Any]:
-    """All rounds of one rate."""
+def why_not_judged(found: Mapping[str, Sequence[Stretch]]) -> str | None:
+    """Why the first tokens of these rounds say nothing about the ingress; None where they do."""
+    try:
+        for name, turns in found.items():
+            for one in turns:
+                check_none_refused(one, name)
+                check_sent_in_time(one.requests, name)
+    except EngineError as error:
+        return error.message
+    return None
+
+
+def line(share: float, capacity: float, found: Mapping[str, Sequence[Stretch]]) -> dict[str, Any]:
+    """All rounds of one rate. Ratios and spread are empty where it is not judged."""
     systems = {name: online_summary([request for one in turns for request in one.requests]) for name, turns in found.items()}
+    about = {"rate": round(share * capacity, 4), "share_of_capacity": share, "systems": systems}
+    reason = why_not_judged(found)
+    if reason is not None:
+        return about | {"verdict": f"not judged: {reason}", "ratios": {}, "spread": {}}
     ttfts = {name: [one.ttft_ms() for one in turns] for name, turns in found.items()}
     ratios = {
         f"{kind}_ttft_{PREDICTED}_over_{LEAST}": over(systems[PREDICTED]["ttft_ms"][kind], systems[LEAST]["ttft_ms"][kind])
         for kind in ("p50", "p99")
     }
     spread = {f"p99_ttft_{PREDICTED}_over_{LEAST}": ratio_of_percentiles(ttfts[PREDICTED], ttfts[LEAST], 99, 0)}
-    return {"rate": round(share * capacity, 4), "share_of_capacity": share, "systems": systems, "ratios": ratios, "spread": spread}
+    return about | {"verdict": "judged", "ratios": ratios, "spread": spread}
