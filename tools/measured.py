@@ -97,7 +97,7 @@ def cells(result: Any, figure: dict[str, Any], whole: Any = None) -> tuple[str, 
     bounds = bound if isinstance(bound, list) else [bound]
     said = " to ".join(ZEROS.sub(r"\1", shown(one, unit)) for one in bounds)
     is_met = judged(result, value, goal)
-    is_unswept = is_met and PEER in figure["at"] and SWEEP not in (result if whole is None else whole)
+    is_unswept = is_met and PEER in figure["at"] and not (result if whole is None else whole).get(SWEEP)
     return text, SIGNS[comparison] + said, UNSWEPT if is_unswept else VERDICTS[is_met]
 
 

@@ -163,6 +163,7 @@ def test_a_goal_against_a_peer_of_one_setting_is_not_met() -> None:
     figure = {"what": "ours", "at": "ratios/rows_over_vllm_priority", "goal": ">= 1"}
     result = {"ratios": {"rows_over_vllm_priority": 1.2}}
     assert measured.cells(result, figure)[2] == "peer not swept"
+    assert measured.cells(result | {"vllm_priority_sweep": []}, figure)[2] == "peer not swept", "as with --quick"
     assert measured.cells(result | {"vllm_priority_sweep": [{}]}, figure)[2] == "met"
     assert measured.cells({"ratios": {"rows_over_vllm_priority": 0.9}}, figure)[2] == "**missed**", "which no other setting makes better"
     assert measured.cells(result, figure, {"vllm_priority_sweep": [{}], "points": [result]})[2] == "met"
