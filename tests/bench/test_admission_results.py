@@ -7,8 +7,11 @@ from typing import Any
 
 import pytest
 
+from bench.harness.measure.work import Work
 from bench.scenarios.admission.admission import goals_of, ratios_of
 from bench.scenarios.admission.greedy import Greedy
+from bench.scenarios.admission.real import Round
+from bench.scenarios.admission.real import same as same_rows
 from bench.scenarios.admission.simulated import CASES, Case, run_case
 from harvester.policy.step.batch import batch_of
 from harvester.sim.trace import Fixed
@@ -52,6 +55,23 @@ def test_a_goal_beside_chat_is_that_its_first_tokens_come_no_later_than_with_the
         "beside_chat_short_4096_rows_per_s_expected_over_worst": True,
         "beside_chat_ttft_p99": met,
     }
+
+
+def test_a_load_under_which_greedy_computes_nothing_again_meets_no_goal_of_it() -> None:
+    same = {"offline_tokens_per_s_expected_over_worst": 9.0, "rows_per_s_expected_over_worst": 9.0, "recomputed_expected_over_greedy": None}
+    beside = same | {"ttft_p99_expected_over_alone": 1.0, "ttft_p99_worst_over_alone": 1.0}
+    goals = goals_of({"short_1024": same, "short_4096": same, "real": same, "beside_chat_short_4096": beside})
+    missed = [name for name, goal in goals.items() if not goal["met"]]
+    assert missed == [f"{name}_recomputed_over_greedy" for name in ("short_1024", "short_4096", "real")]
+
+
+def test_rows_are_the_same_only_where_one_ended_in_both() -> None:
+    def ended(**tokens: list[int]) -> list[Round]:
+        return [Round(1.0, 1, 0, Work(1, 1, 0), {int(row[1:]): ids for row, ids in tokens.items()})]
+
+    assert same_rows(ended(r1=[4], r2=[5]), ended(r1=[4], r3=[9]))
+    assert not same_rows(ended(r1=[4]), ended(r1=[5]))
+    assert not same_rows(ended(r1=[4]), ended(r2=[4]))
 
 
 def test_greedy_counts_what_a_row_knows_and_gives_all_that_is_free() -> None:

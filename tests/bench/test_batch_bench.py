@@ -80,7 +80,7 @@ def test_an_output_is_right_where_each_request_has_its_own_answer_once(
 
 
 def api(p99_ms: float, failed: int = 0) -> dict[str, Any]:
-    return {"paths": {"/api/jobs": {"ms": {"p99": p99_ms}, "failed": failed}}, "prober_late_ms": {"p99": 1.0}}
+    return {"paths": {"/api/jobs": {"ms": {"p99": p99_ms}, "failed": failed, "requests": 5}}, "prober_late_ms": {"p99": 1.0}}
 
 
 @pytest.mark.parametrize(("slow_ms", "jain_tokens", "met"), [(99.0, 0.99, True), (100.0, 1.0, False), (5.0, 0.98, False)])
@@ -88,3 +88,10 @@ def test_a_goal_is_met_by_the_worst_of_all_runs(slow_ms: float, jain_tokens: flo
     alone = [{"exactly_once": True, "api": {"uploading": api(1.0), "working": api(slow_ms)}}]
     goals = _goals(alone, {"jain_rows": 1.0, "jain_tokens": jain_tokens, "api": api(2.0)})
     assert all(goal["met"] for goal in goals.values()) is met
+
+
+def test_an_api_that_nobody_asked_meets_no_goal() -> None:
+    silent: dict[str, Any] = {"paths": {"/api/jobs": {"ms": {"p99": None}, "failed": 0, "requests": 0}}, "prober_late_ms": {"p99": None}}
+    alone = [{"exactly_once": True, "api": {"uploading": silent, "working": silent}}]
+    goals = _goals(alone, {"jain_rows": 1.0, "jain_tokens": 1.0, "api": silent})
+    assert [name for name, goal in goals.items() if not goal["met"]] == ["api_p99_ms_below_100", "no_request_of_the_api_failed"]

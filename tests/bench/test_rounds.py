@@ -26,6 +26,11 @@ def test_a_ratio_of_rounds_is_the_median_and_shows_each() -> None:
     assert ratio_of_rounds([2.0, 9.0, 3.0], [1.0, 3.0, 3.0]) == {"ratio": 2.0, "rounds": [2.0, 3.0, 1.0]}
 
 
+@pytest.mark.parametrize("others", [[1.0, 0.0], [1.0, None]])
+def test_rounds_over_nothing_have_no_ratio(others: list[float | None]) -> None:
+    assert ratio_of_rounds([2.0, 9.0], others) == {"ratio": None, "rounds": []}
+
+
 def test_the_spread_of_two_alike_holds_one_and_that_of_different_ones_does_not() -> None:
     rng = random.Random(1)
     ones, others = ([[rng.lognormvariate(0.0, 0.1) for _ in range(200)] for _ in range(5)] for _ in range(2))
@@ -35,6 +40,12 @@ def test_the_spread_of_two_alike_holds_one_and_that_of_different_ones_does_not()
     twice = ratio_of_percentiles([[2 * value for value in values] for values in ones], others, 99, seed=2)
     assert twice["ratio"] == pytest.approx(2 * alike["ratio"], rel=1e-3)
     assert twice["from"] > 1.5
+
+
+def test_a_ratio_of_percentiles_of_nothing_is_none() -> None:
+    nothing = {"ratio": None, "from": None, "to": None}
+    assert ratio_of_percentiles([[]], [[0.1]], 99, seed=1) == nothing
+    assert ratio_of_percentiles([[0.1]], [[], []], 99, seed=1) == nothing
 
 
 def test_rounds_are_summed() -> None:
@@ -108,8 +119,41 @@ def test_throughput_is_won_back_of_what_it_would_be_if_computing_again_took_no_t
     assert goal["met"] == (won >= 0.98)
 
 
+def test_nothing_is_won_back_where_nothing_was_preempted() -> None:
+    found = {"recompute": [a_round()], "incremental+partial": [a_round(offline=6000)]}
+    chats = {0.9: {name: [a_round()] for name in ("chat_recompute", "chat_reactive", "chat_proactive")}}
+    judged = goals_of(found, chats, ratios_of(found))
+    missed = {name for name, goal in judged.items() if not goal["met"]}
+    assert missed >= {
+        "recomputed_share_at_most_0.01",
+        "throughput_won_back_of_what_preemption_cost_at_least_0.98",
+        "time_won_back_of_what_preemption_cost_at_least_0.98",
+    }
+    assert all(judged[name]["not_judged"] == "no token was computed again without checkpoints" for name in missed if "won_back" in name)
+
+
+def test_an_engine_that_answered_no_chat_wins_no_latency() -> None:
+    silent = a_round()
+    silent.seen.latency_s.clear()
+    found = {"recompute": [a_round(lost=1500)], "incremental+partial": [a_round()]}
+    chats = {0.9: {"chat_recompute": [a_round()], "chat_reactive": [a_round()], "chat_proactive": [silent]}}
+    goal = goals_of(found, chats, ratios_of(found))["latency_recompute_over_proactive_at_least_2.7"]
+    assert (goal["measured"], goal["met"]) == (None, False)
+
+
+def test_a_tail_that_no_request_had_meets_no_goal() -> None:
+    silent = a_round()
+    silent.seen.ttft_s.clear()
+    found = {"recompute": [a_round(lost=1500)], "incremental+partial": [a_round()], "plenty_on": [silent], "plenty_off": [a_round()]}
+    chats = {0.9: {name: [a_round()] for name in ("chat_recompute", "chat_reactive", "chat_proactive")}}
+    assert goals_of(found, chats, ratios_of(found))["p99_ttft_plenty_on_over_plenty_off_at_most_1.02"]["met"] is False
+
+
 def test_answers_are_compared_between_engines() -> None:
     assert same({})
+    other = a_round()
+    other.seen.tokens.clear()
+    assert not same({"one": [a_round()], "other": [other]}), "no answer ended in both"
     assert same({"one": [a_round()], "other": [a_round()]})
     assert not same({"one": [a_round()], "other": [a_round(answer=6)]})
 

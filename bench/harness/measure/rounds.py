@@ -48,14 +48,21 @@ def in_turns(names: Sequence[str], rounds: int, measure: Callable[[str, int], T]
     return found
 
 
-def ratio_of_rounds(ones: Sequence[float], others: Sequence[float]) -> dict[str, Any]:
-    """The median ratio, and that of each round."""
-    ratios = [one / max(1e-9, other) for one, other in zip(ones, others, strict=True)]
+def ratio_of_rounds(ones: Sequence[float | None], others: Sequence[float | None]) -> dict[str, Any]:
+    """The median ratio, and that of each round. No ratio where a round measured nothing, or 0 in the lower place."""
+    ratios = [one / other for one, other in zip(ones, others, strict=True) if one is not None and other]
+    if not ratios or len(ratios) < len(ones):
+        return {"ratio": None, "rounds": []}
     return {"ratio": round(median(ratios), 4), "rounds": [round(ratio, 4) for ratio in ratios]}
 
 
 def ratio_of_percentiles(ones: Sequence[Sequence[float]], others: Sequence[Sequence[float]], share: float, seed: int) -> dict[str, Any]:
-    """Ratio of a percentile of all rounds' values, with its 90% interval by a two-stage bootstrap over rounds and values."""
+    """Ratio of a percentile of all rounds' values, with its 90% interval by a two-stage bootstrap over rounds and values.
+
+    All are None where one side has no value.
+    """
+    if not (any(ones) and any(others)):
+        return dict.fromkeys(("ratio", "from", "to"))
     rng = random.Random(seed)
     ratio = _pooled(ones, share) / max(1e-9, _pooled(others, share))
     drawn = sorted(_pooled(_resampled(ones, rng), share) / max(1e-9, _pooled(_resampled(others, rng), share)) for _ in range(RESAMPLED))

@@ -49,7 +49,8 @@ def run(folder: Path, requests: Path, engine: dict[str, Any]) -> Finished:
     _run(command, log)
     whole_s = time.monotonic() - began_s
     noted = json.loads(span.read_text(encoding="utf-8"))
-    return _finished(output, noted["seconds"], whole_s - noted["seconds"], noted["steps"])
+    rows = sum(1 for _ in requests.open(encoding="utf-8"))
+    return finished(output, rows, noted["seconds"], whole_s - noted["seconds"], noted["steps"])
 
 
 def _run(command: list[str], log: Path) -> None:
@@ -69,15 +70,19 @@ def _run(command: list[str], log: Path) -> None:
         raise EngineError(f"vLLM's run-batch ended with {code}: {''.join(last)[:400]}")
 
 
-def _finished(output: Path, seconds: float, around_s: float, steps: int) -> Finished:
+def finished(output: Path, rows: int, seconds: float, around_s: float, steps: int) -> Finished:
+    """What an output file holds. Raises `EngineError` where one of ``rows`` has no answer."""
     prompt_tokens = output_tokens = 0
     answers: dict[int, str] = {}
     for line in output.read_text(encoding="utf-8").splitlines():
         item = json.loads(line)
-        if item["error"] is not None:
-            raise EngineError(f"vLLM's run-batch refused row {item['custom_id']}: {str(item['error'])[:300]}")
+        if item["error"] is not None or item["response"]["status_code"] != 200:
+            told = item["error"] or item["response"]
+            raise EngineError(f"vLLM's run-batch refused row {item['custom_id']}: {str(told)[:300]}")
         body = item["response"]["body"]
         answers[int(item["custom_id"])] = body["choices"][0]["message"]["content"]
         prompt_tokens += body["usage"]["prompt_tokens"]
         output_tokens += body["usage"]["completion_tokens"]
+    if len(answers) != rows:
+        raise EngineError(f"vLLM's run-batch answered {len(answers)} of {rows} rows")
     return Finished("run_batch", seconds, around_s, prompt_tokens, output_tokens, steps, answers)

@@ -102,11 +102,11 @@ def ratios_of(found: dict[str, list[Round]]) -> dict[str, Any]:
 
 
 def same(ones: Sequence[Round], others: Sequence[Round]) -> bool:
-    """Whether the rows that ended in both have the same tokens."""
+    """Whether the rows that ended in both have the same tokens, and there are some in each round."""
     return all(
-        one.tokens[row] == other.tokens[row]
+        both and all(one.tokens[row] == other.tokens[row] for row in both)
         for one, other in zip(ones, others, strict=True)
-        for row in one.tokens.keys() & other.tokens.keys()
+        for both in [one.tokens.keys() & other.tokens.keys()]
     )
 
 

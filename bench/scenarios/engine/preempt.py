@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from bench.harness.options import Options
 from harvester.config import parse_config
 from harvester.core import PRIORITY_OFFLINE
 from harvester.engine.processes.in_subprocess import run_in_process
+from harvester.errors import EngineError
 
 PROMPT_TOKENS, ANSWER_TOKENS = 1500, 16
 STREAMS = 12
@@ -44,12 +46,18 @@ def run(options: Options) -> dict[str, Any]:
     model = options.model or str(deep_model())
     kinds = {"off": ("off", 0), "on": ("auto", 0), "signals": ("auto", signals)}
     found = {name: run_in_process(_measure, model, safepoints, prompts, count, options.seed) for name, (safepoints, count) in kinds.items()}
+    return {"model": Path(model).name, **figures(found)}
+
+
+def figures(found: Mapping[str, Found]) -> dict[str, Any]:
+    """Of the engines without safepoints (``off``), with them (``on``), and with signals too. Raises `EngineError` if no step was ended."""
     on, hit = found["on"], found["signals"]
+    if not hit.detect_s:
+        raise EngineError("no step was ended, so that neither how soon nor the tokens after it were measured; use more prompts")
     step_s = sum(on.steps_s) / len(on.steps_s)
     met_s = sum(step * step for step in on.steps_s) / sum(on.steps_s)  # of the step at a random moment: long ones are hit more often
     same = all(one.tokens == found["off"].tokens for one in found.values())
     return {
-        "model": Path(model).name,
         "layers": on.layers,
         "safepoint_overhead": on.layers * on.safepoint_s / step_s,
         "safepoint_us": on.safepoint_s * 1e6,
@@ -57,9 +65,9 @@ def run(options: Options) -> dict[str, Any]:
         "detect_ms": _ms(hit.detect_s),
         "step_ms": _ms(on.steps_s),
         "layer_ms": _ms([step / on.layers for step in on.steps_s]),
-        "detect_mean_over_step_mean": sum(hit.detect_s) / max(1, len(hit.detect_s)) / step_s,
+        "detect_mean_over_step_mean": sum(hit.detect_s) / len(hit.detect_s) / step_s,
         "step_met_mean_ms": 1e3 * met_s,
-        "detect_mean_over_step_met": sum(hit.detect_s) / max(1, len(hit.detect_s)) / met_s,
+        "detect_mean_over_step_met": sum(hit.detect_s) / len(hit.detect_s) / met_s,
         "steps_ended": len(hit.detect_s),
         "tokens_identical": same,
         "systems": {name: {"seconds": one.seconds, "steps": len(one.steps_s)} for name, one in found.items()},

@@ -153,13 +153,16 @@ def _goals(alone: list[dict[str, Any]], together: Mapping[str, Any]) -> dict[str
     """Each goal with what was measured and whether that meets it."""
     meanwhile = [run["api"][when] for run in alone for when in ("uploading", "working")] + [together["api"]]
     names = sorted({name for api in meanwhile for name in api["paths"]})
-    slowest = {name: max(api["paths"][name]["ms"]["p99"] or 0.0 for api in meanwhile) for name in names}
+    paths = {name: [api["paths"][name] for api in meanwhile] for name in names}
+    slowest = {name: max((one["ms"]["p99"] for one in each if one["requests"]), default=None) for name, each in paths.items()}
+    was_asked = None not in slowest.values()
+    is_fast = all(value is not None and value < SLOW_MS for value in slowest.values())
     failed = sum(path["failed"] for api in meanwhile for path in api["paths"].values())
     right = all(run["exactly_once"] for run in alone)
     fair = min(together["jain_rows"], together["jain_tokens"])
     return {
         "exactly_once": {"measured": right, "met": right},
         "jain_at_least_0.99": {"measured": fair, "met": fair >= FAIR},
-        "api_p99_ms_below_100": {"measured": slowest, "met": max(slowest.values()) < SLOW_MS},
-        "no_request_of_the_api_failed": {"measured": failed, "met": failed == 0},
+        "api_p99_ms_below_100": {"measured": slowest, "met": is_fast},
+        "no_request_of_the_api_failed": {"measured": failed, "met": was_asked and failed == 0},
     }
