@@ -47,7 +47,7 @@ from harvester.serve.deployments.scale.replicas import ANSWER_WAIT_S, CHAT_APP, 
 from harvester.serve.deployments.seam import next_attempt
 from harvester.serve.environment import asked_with, joined_variables, use_haproxy
 from harvester.serve.http.forwarding import prefix_of
-from harvester.serve.machine.joined import SETUP, ingress_there
+from harvester.serve.machine.joined import SETUP, ingress_there, wait_elsewhere
 from harvester.serve.machine.node import OwnNode, ports_of_agents
 from harvester.serve.machine.nodes import check_ports, session_logs
 from harvester.serve.machine.port import check_port
@@ -169,17 +169,22 @@ class Cluster:
         jobs = jobs_app(*told, self._deployment.url, self._deployment.cpu, self._deployment.pid)
         beside = {JOBS_APP: jobs} | openai_apps(*told)
         apps += [self._target(app, name, PREFIXES[name]) for name, app in beside.items()]
-        serve.run_many(apps, wait_for_applications_running=False)
+        with suppress(TimeoutError):  # as above
+            serve.run_many(apps, wait_for_applications_running=False)
         tell("waiting", "the model to load, and the applications to answer")
         self._wait_running(stop, tell, look)
         if self._found and not stop.is_set():  # Serve ignores a deployment with the same number as before
             serve.get_app_handle(JOBS_APP).reset_scale.remote().result(timeout_s=ANSWER_WAIT_S)
+        paths = (*PATHS, *(f"{prefix_of(name)}/" for name in given.models))
         if self._is_ingress_here():
-            paths = (*PATHS, *(f"{prefix_of(name)}/" for name in given.models))
             reach = Reach(host_here(given.host), given.port, paths)
             while not stop.is_set() and not reach.is_whole():
                 time.sleep(LOOK_S)
                 look()
+        if given.address is not None and given.host in (EVERYWHERE, "::") and not self._found:  # else they listened before this server
+            tell("waiting", "the port of every machine with a replica")
+            for late in wait_elsewhere(serve.status().proxies, given.port, paths, stop.is_set):
+                tell("warning", f"port {given.port} of {late} does not lead to every application yet; see logs/ray in the state folder")
 
     def _chat_target(self, model: str | None) -> serve.RunTarget:
         """The application of a further model, or the first."""

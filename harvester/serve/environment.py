@@ -29,6 +29,12 @@ HAPROXY = {
     "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": str(LONGEST_STREAM_S),
     "RAY_SERVE_PORT_QUARANTINE_S": str(PORT_REST_S),
 }
+PATIENT = {  # with Serve's ingress on a busy machine: by Serve's own times it is killed while it still starts
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "300",
+    "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "60",
+    "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "2",  # a dead one is missed after three checks
+    "RAY_SERVE_HAPROXY_STARTUP_TIMEOUT_S": "300",
+}
 
 
 def haproxy_available() -> bool:
@@ -44,9 +50,12 @@ def use_haproxy(config: ServeConfig) -> bool:
 
 
 def joined_variables(config: ServeConfig) -> dict[str, str]:
-    """Environment of every process that runs our code in a joined cluster. ``ingress`` must be settled: not ``auto``."""
+    """Environment of every process that runs our code in a joined cluster. ``ingress`` must be settled: not ``auto``.
+
+    Serve's controller has it too, unless Serve ran before.
+    """
     if not use_haproxy(config):
-        return process_variables()
+        return process_variables() | _unless_set(PATIENT)
     folder = node_folder(config.port)
     rules = [program.FLEET, *([program.ASLEEP] if config.sleeps else [])]
     times = {
@@ -54,9 +63,14 @@ def joined_variables(config: ServeConfig) -> dict[str, str]:
         "RAY_SERVE_HAPROXY_TIMEOUT_CONNECT_S": str(CONNECT_S),
         "RAY_SERVE_HAPROXY_HEALTH_CHECK_INTER": f"{CHECK_S}s",
     }
-    ours = {name: os.environ.get(name, value) for name, value in (HAPROXY | times).items()}
+    ours = _unless_set(PATIENT | HAPROXY | times)
     told = {TOLD: f"{config.host} {','.join(rules)}", "RAY_SERVE_HAPROXY_BINARY_PATH": str(folder / LAUNCHER)}
     return process_variables() | ours | places(folder) | told
+
+
+def _unless_set(ours: dict[str, str]) -> dict[str, str]:
+    """``ours``, but with the operator's value of each variable that is set."""
+    return {name: os.environ.get(name, value) for name, value in ours.items()}
 
 
 def process_variables() -> dict[str, str]:
@@ -75,8 +89,11 @@ def process_variables() -> dict[str, str]:
 
 
 def node_variables() -> dict[str, str]:
-    """Environment that a node's raylet reads when it starts. `harvester env` prints it for nodes that the user starts."""
-    return {
+    """Environment that a node's raylet reads when it starts, and Serve's controller there, whoever starts it.
+
+    `harvester env` prints it for nodes that the user starts.
+    """
+    return PATIENT | {
         "RAY_worker_niceness": "0",  # vLLM would inherit Ray's 15: any client on the same cores would outrank chat
         "RAY_enable_metrics_collection": "0",
         "RAY_task_events_report_interval_ms": "0",
@@ -173,8 +190,4 @@ def _own_cluster(runtime: Path) -> dict[str, str]:
         "RAY_gcs_storage": "rocksdb",  # the GCS that replaces a dead one continues with its tables
         "RAY_gcs_storage_path": str(tables),
         "RAY_gcs_rpc_server_reconnect_timeout_s": "300",
-        "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "300",
-        "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "60",
-        "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "2",
-        "RAY_SERVE_HAPROXY_STARTUP_TIMEOUT_S": "300",
     }

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import http.client
 import time
+from collections.abc import Callable, Mapping
 
 from harvester.errors import EngineError
 
 ANSWER_S = 5.0
 PATIENCE_S = 300.0  # of a busy machine
+ELSEWHERE_S = 60.0  # to wait for the ports of other machines
+LOOK_S = 0.2
 SURE = 2  # looks in a row: during a reload, the old HAProxy takes connections too
-ELSEWHERE = 404  # an application that does not have the path, or an ingress that has no application for it
+UNKNOWN = 404  # an application that does not have the path, or an ingress that has no application for it
 UNREACHED = 500  # and above: no replica answered the ingress
 
 
@@ -55,4 +58,13 @@ class Reach:
             return False
         finally:
             connection.close()
-        return status != ELSEWHERE and status < UNREACHED
+        return status != UNKNOWN and status < UNREACHED
+
+
+def unreached(ports: Mapping[str, Reach], is_over: Callable[[], bool]) -> list[str]:
+    """Look at each of ``ports`` until it is whole, ``is_over()``, or `ELSEWHERE_S` have passed. Returns the names of those that are not."""
+    end_s = time.monotonic() + ELSEWHERE_S
+    left = list(ports)
+    while (left := [name for name in left if not ports[name].is_whole()]) and not is_over() and time.monotonic() < end_s:
+        time.sleep(LOOK_S)
+    return left

@@ -86,6 +86,20 @@ def test_a_joined_cluster_has_haproxy_where_its_replicas_may_be_reached(given: d
     assert (told.get("RAY_SERVE_ENABLE_HA_PROXY") == "1") is use_haproxy(config) is is_haproxy
 
 
+@pytest.mark.parametrize("ingress", ["haproxy", "proxy"])
+def test_serves_controller_has_the_same_patience_with_an_ingress_in_a_joined_cluster(tmp_path: Path, ingress: str) -> None:
+    own = prepared(tmp_path)
+    names = ("PROXY_READY_CHECK_TIMEOUT_S", "PROXY_HEALTH_CHECK_TIMEOUT_S", "PROXY_HEALTH_CHECK_PERIOD_S", "HAPROXY_STARTUP_TIMEOUT_S")
+    wanted = {f"RAY_SERVE_{name}": own[f"RAY_SERVE_{name}"] for name in names}
+    for name in wanted:
+        del os.environ[name]
+    told = joined_variables(ServeConfig.model_validate({"address": "10.0.0.1:6379", "host": "0.0.0.0", "ingress": ingress}))
+    assert {name: told.get(name) for name in wanted} == wanted
+    os.environ["RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S"] = "7"
+    told = joined_variables(ServeConfig.model_validate({"address": "10.0.0.1:6379", "host": "0.0.0.0", "ingress": ingress}))
+    assert told["RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S"] == "7"
+
+
 def test_what_an_operator_has_set_of_haproxy_stays() -> None:
     os.environ["RAY_SERVE_HAPROXY_TIMEOUT_CONNECT_S"] = "9"
     assert joined_variables(ServeConfig(address="10.0.0.1:6379", host="0.0.0.0"))["RAY_SERVE_HAPROXY_TIMEOUT_CONNECT_S"] == "9"

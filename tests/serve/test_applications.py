@@ -251,3 +251,24 @@ def test_an_application_that_only_starts_is_waited_for_without_a_warning(status:
     told: list[str] = []
     applications.tell_of_tries({"chat": application(status, **replicas)}, told.append, set())
     assert told == []
+
+
+def test_a_start_goes_on_where_serve_itself_waits_too_short_for_an_ingress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[str] = []
+
+    def too_short(*given: Any, **named: Any) -> None:
+        raise TimeoutError("Proxies not available after 60s.")
+
+    played = SimpleNamespace(start=too_short, run_many=too_short, RunTarget=lambda *given, **named: None)
+    for name, value in {"serve": played, "start_ledger": lambda *given: lambda: None, "Reach": lambda *given: Whole()}.items():
+        monkeypatch.setattr(cluster, name, value)
+    deployment = Deployment(ServeConfig(ingress="proxy"), StateFolder(tmp_path), CHOICE, {}, "http://x", "mark", True, 1, None)
+    own = cluster.Cluster(deployment, lambda *given: None, threading.Event())  # type: ignore[arg-type]
+    monkeypatch.setattr(own, "_wait_running", lambda *given: waited.append("running"))
+    own.deploy(threading.Event(), lambda *line: None, lambda: None)
+    assert waited == ["running"]
+
+
+class Whole:
+    def is_whole(self) -> bool:
+        return True

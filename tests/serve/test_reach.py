@@ -12,7 +12,7 @@ import pytest
 from harvester.errors import EngineError
 from harvester.ports import free_port
 from harvester.serve import reach
-from harvester.serve.reach import SURE, Reach
+from harvester.serve.reach import SURE, Reach, unreached
 
 pytestmark = pytest.mark.serve
 HERE, PATHS = "127.0.0.1", ("/", "/api/jobs")
@@ -53,3 +53,23 @@ def test_a_port_that_leads_nowhere_is_named_in_the_end(monkeypatch: pytest.Monke
     port = free_port()
     with pytest.raises(EngineError, match=rf"port {port} on {HERE} has not led to /"):
         Reach(HERE, port, PATHS).is_whole()
+
+
+def test_other_machines_are_waited_for_until_their_ports_lead_to_every_application(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reach, "LOOK_S", 0.0)
+    late = {"/": 200, "/api/jobs": 503}
+
+    def come(seconds: float) -> None:
+        late["/api/jobs"] = 401
+
+    monkeypatch.setattr("time.sleep", come)
+    with ingress({"/": 200, "/api/jobs": 401}) as one, ingress(late) as other:
+        ports = {"n1": Reach(HERE, one, PATHS), "n2": Reach(HERE, other, PATHS)}
+        assert unreached(ports, lambda: False) == []
+    assert late["/api/jobs"] == 401
+
+
+@pytest.mark.parametrize("is_over", [True, False], ids=["told to stop", "the time is over"])
+def test_a_machine_whose_port_stays_shut_is_named_and_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch, *, is_over: bool) -> None:
+    monkeypatch.setattr(reach, "ELSEWHERE_S", 3600.0 if is_over else 0.0)
+    assert unreached({"n1": Reach(HERE, free_port(), PATHS)}, lambda: is_over) == ["n1"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Collection
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -11,6 +12,7 @@ import ray
 from ray.util import list_named_actors
 
 from harvester.serve.ingress.front import TOLD, forget_nodes, haproxy_here, write_launcher
+from harvester.serve.reach import Reach, unreached
 from harvester.serve.runtime import held, make_node_folder
 
 SETUP = f"{__name__}.prepare"
@@ -31,6 +33,19 @@ def ingress_there() -> Literal["haproxy", "proxy"] | None:
     if any(hasattr(one, _OF_HAPROXY) for one in proxies):  # the head has a proxy of Serve's beside it
         return "haproxy"
     return "proxy" if proxies else None
+
+
+def wait_elsewhere(nodes: Collection[str], port: int, paths: tuple[str, ...], is_over: Callable[[], bool]) -> list[str]:
+    """Wait a while until ``port`` of every machine leads to each of ``paths``. Returns names and addresses of those where it does not.
+
+    ``nodes``: Ray's ids. ``is_over``: whether to wait no longer.
+    """
+    found = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
+    ports = {}
+    for node in (found[one] for one in nodes if one in found):
+        address = node["NodeManagerAddress"]
+        ports[f"{node['NodeManagerHostname']} ({address})"] = Reach(address, port, paths)
+    return unreached(ports, is_over)
 
 
 def prepare() -> None:
