@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
+
+from jobs.frozen import Frozen
 
 
-class Section(BaseModel):
+class Section(Frozen):
     """Values of one key of the file."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class HarvestConfig(Section):

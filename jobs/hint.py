@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from connectors.processes.pickled import across_versions
+
 JOB_ARG = "job"
 ARGS = (
     JOB_ARG,
@@ -20,6 +22,7 @@ MIN_WEIGHT = 1e-6
 MAX_SHARE = 0.9
 
 
+@across_versions
 @dataclass(frozen=True, slots=True)
 class Demand:
     """Demand of a model's jobs. ``has_work``: rows are left to do; ``is_late``: a job may miss its deadline without more than its share."""
@@ -28,6 +31,7 @@ class Demand:
     is_late: bool = False
 
 
+@across_versions
 @dataclass(frozen=True, slots=True)
 class SchedulingHint:
     """Jobs share the engine by tokens served over weight; a ``share`` of it can be guaranteed to one that would miss its deadline."""

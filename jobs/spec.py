@@ -6,19 +6,16 @@ import json
 from enum import StrEnum
 from typing import Any, Literal, TypedDict
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from connectors.files.form import TextForm
 from connectors.paths.rules import SourceRules
 from connectors.selection import Selection
+from jobs.frozen import Frozen
 from jobs.hint import SchedulingHint
 from jobs.states import JobState
 from jobs.tasks.spec import Adapter, ImageColumns, Task, TemplateKwargs, Thinking
 from jobs.usage import Usage
-
-
-class Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class OnLong(StrEnum):

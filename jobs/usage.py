@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from jobs.frozen import Frozen
 
 
-class Usage(BaseModel):
+class Usage(Frozen):
     """Tokens of one request, or of many together. Results, parts and jobs have fields and columns of these names."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     prompt_tokens: int = 0
     cached_tokens: int = Field(default=0, description="Of the prompt tokens, those whose KV was there already.")

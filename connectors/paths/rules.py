@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from connectors.credentials import masked, without_login
 from connectors.errors import SourceError
+from connectors.processes.pickled import across_versions
 
 _WEB = ("http", "https")
 _NEVER = (Path("/proc"), Path("/sys"), Path("/dev"))
@@ -22,6 +23,7 @@ _SAFE_OPTIONS = re.compile(r"^\?region=[\w-]+$")
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
+@across_versions
 @dataclass(frozen=True, slots=True)
 class SourceRules:
     """``roots``: folders whose regular files may be read, except names that begin with a dot; links are resolved first.

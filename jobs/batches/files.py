@@ -20,7 +20,7 @@ from pydantic import Field
 from connectors.durable import storage_error, sweep
 from connectors.errors import StorageError
 from jobs.errors import NotFoundError
-from jobs.spec import Frozen
+from jobs.frozen import Frozen
 from jobs.storage.publish import publish_to
 
 if TYPE_CHECKING:

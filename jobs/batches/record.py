@@ -11,7 +11,8 @@ from jobs.access.limits import Limits
 from jobs.batches.files import new_file_id
 from jobs.batches.states import BatchStatus
 from jobs.batches.window import parse_window
-from jobs.spec import Frozen, JobView
+from jobs.frozen import Frozen
+from jobs.spec import JobView
 from jobs.usage import Usage
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from jobs.duration import seconds_of
 from jobs.errors import ParameterError
+from jobs.forecast.duration import seconds_of
 
 MAX_S = 10 * 365 * 86_400
 

@@ -5,19 +5,20 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
 from connectors.errors import UsageError
 from jobs.errors import TaskError, did_you_mean
+from jobs.frozen import Frozen
 from jobs.tasks.embedding import Gives
 from jobs.tasks.spec import Task
 from jobs.tasks.thinking import ModelThinking
 
 
-class Abilities(BaseModel):
+class Abilities(Frozen):
     """Told by a replica; part of ``GET /api/server``. None: nobody asked it."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(extra="ignore")
 
     context_tokens: int | None = Field(default=None, description="Most tokens of prompt and answer together.")
     thinking: ModelThinking | None = None

@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from jobs.errors import TaskError, did_you_mean
+from jobs.frozen import Frozen
 from jobs.tasks.options import OptionType, TaskOption, fitted
 from jobs.tasks.spec import Adapter, AnswerKind, ImageColumns, TemplateKwargs, Thinking
 from jobs.tasks.template import TEXT_PLACE, parse, places
 
 
-class TaskFile(BaseModel):
+class TaskFile(Frozen):
     """Content of a task file: a `jobs.tasks.spec.Task` whose fields may hold ``{option}`` places."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str = Field(min_length=1, max_length=64)
     description: str = ""

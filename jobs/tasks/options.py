@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from jobs.errors import TaskError, did_you_mean
+from jobs.frozen import Frozen
 
 
 class OptionType(StrEnum):
@@ -33,10 +34,8 @@ _OF_DEFAULT = {bool: OptionType.BOOLEAN, int: OptionType.INTEGER, float: OptionT
 _BOOLEANS = {"true": True, "yes": True, "false": False, "no": False}
 
 
-class TaskOption(BaseModel):
+class TaskOption(Frozen):
     """What a user gives with a job. An option that is neither required nor has a default is null where it is not given."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     description: str = ""
     type: OptionType | None = Field(default=None, description="Null: that of the default, else of the field it fills, else text.")

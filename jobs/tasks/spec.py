@@ -5,7 +5,9 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from jobs.frozen import Frozen
 
 REASONING = "reasoning"  # result column of what was thought before the answer
 
@@ -58,13 +60,11 @@ ImageColumns = Annotated[tuple[str, ...], Field(max_length=MAX_IMAGE_COLUMNS), A
 Adapter = Annotated[str, Field(min_length=1, max_length=256)]
 
 
-class Task(BaseModel):
+class Task(Frozen):
     """A task, resolved: every option has been filled in, only ``{column}`` places are left in the prompt.
 
     ``{text}`` stands for the job's text column; any other ``{name}`` for the column of that name; ``{{`` and ``}}`` for braces.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str = Field(min_length=1, max_length=64)
     description: str = ""

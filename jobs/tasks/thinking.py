@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
 from jobs.errors import TaskError
+from jobs.frozen import Frozen
 from jobs.tasks.spec import REASONING, Task
 
 ON_TOKENS = 4096  # for `on`; at most half of the context
 
 
-class ModelThinking(BaseModel):
+class ModelThinking(Frozen):
     """What thinking a served model has. ``switches``: arguments of its chat template that turn it on and off."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(extra="ignore")
 
     thinks: bool = Field(description="Always, or when it is told to.")
     can_stop: bool = Field(description="It answers without thinking when it is told to.")

@@ -8,7 +8,7 @@ from rich.cells import cell_len
 
 from harvester.cli.job.viewed import few_columns, summary, viewed
 from harvester.cli.table import fitted, text_table
-from jobs.duration import seconds_of
+from jobs.forecast.duration import seconds_of
 
 ROWS = [
     {"row_id": 0, "title": "a" * 50, "output": "b" * 300, "status": "ok", "error_code": None, "error_message": None, "attempts": 1},

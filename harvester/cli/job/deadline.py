@@ -6,7 +6,7 @@ import re
 from datetime import datetime, timedelta
 
 from harvester.errors import UsageError
-from jobs.duration import seconds_of
+from jobs.forecast.duration import seconds_of
 
 _FORMS = "give a span like 90m, 6h or 1d12h, or a time like 18:30 or 2030-01-31T18:30"
 

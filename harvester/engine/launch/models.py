@@ -8,6 +8,7 @@ from pathlib import Path
 
 import httpx
 
+from connectors.processes.pickled import across_versions
 from harvester.config import ServeConfig
 from harvester.engine.embedded import EMBEDDED_NAME, EMBEDDED_NOTE, embedded_model
 from harvester.engine.launch.adapters import placed
@@ -16,6 +17,7 @@ from harvester.errors import ConfigError
 HUB_WAIT_S = 10.0
 
 
+@across_versions
 @dataclass(frozen=True, slots=True)
 class ModelChoice:
     path: str  # what vLLM loads

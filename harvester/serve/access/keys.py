@@ -21,7 +21,7 @@ from harvester.core import Role
 from harvester.errors import NotFoundError, StateError, StorageError, UsageError
 from harvester.serve.access.identity import Identity
 from jobs.access.limits import Limits
-from jobs.spec import Frozen
+from jobs.frozen import Frozen
 from jobs.storage.publish import publish_to
 
 if TYPE_CHECKING:

@@ -13,6 +13,7 @@ import pyarrow as pa
 from connectors.credentials import masked
 from connectors.durable import publish
 from connectors.errors import DamageError, StorageError
+from connectors.processes.pickled import across_versions
 from jobs.errors import StateError
 from jobs.ledger.store.contract import Store
 from jobs.ledger.store.sqlite import SqliteStore, check_sqlite, read_sqlite
@@ -20,6 +21,7 @@ from jobs.storage.folder import StateFolder
 from jobs.storage.place import storage_place
 
 
+@across_versions
 @dataclass(frozen=True, slots=True)
 class PostgresPlace:
     """``owner`` identifies the state folder: its servers take the ledger over from each other, servers of other folders may not.

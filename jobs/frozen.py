@@ -1,0 +1,25 @@
+"""The base of models that processes send each other, or that Ray keeps, pickled: the reader may be of another version."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+from pydantic_core import PydanticUndefined
+
+
+class Frozen(BaseModel):
+    """A model that does not change. Unknown keys are refused.
+
+    Unpickled, a record of an older version has the defaults of the fields added since, and one of a newer version loses the fields that
+    only that knows. So a new field needs a default.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    def __setstate__(self, state: dict[Any, Any]) -> None:
+        told, fields = state["__dict__"], type(self).model_fields
+        values = {name: told[name] if name in told else field.get_default(call_default_factory=True) for name, field in fields.items()}
+        values = {name: value for name, value in values.items() if value is not PydanticUndefined}
+        known = state["__pydantic_fields_set__"] & fields.keys()
+        super().__setstate__({**state, "__dict__": values, "__pydantic_fields_set__": known})
