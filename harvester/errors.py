@@ -21,7 +21,7 @@
     ├── StorageError             exit 1   a part, ledger or state folder cannot be written or read
     │   ├── LowDiskError                  the disk has less room than is kept free
     │   ├── OwnerError                    another server has taken over the ledger
-    │   ├── ReopenError                   the connection to the ledger broke; it is opened again
+    │   ├── ReopenError                   the ledger's memory may differ from its store; it is opened again
     │   └── DamageError                   stored data is not as it was written
     ├── TooManyQueriesError      exit 1   no process is free for a SQL query
     ├── OverloadError            exit 1   a chat request whose first token would come too late

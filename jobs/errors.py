@@ -77,7 +77,7 @@ class OwnerError(StorageError):
 
 
 class ReopenError(StorageError):
-    """The connection to the ledger broke, so it is unknown whether the last change was committed: open the ledger again."""
+    """What the ledger remembers may not be what its store has, as after a broken connection: open the ledger again."""
 
     code = "reopen"
     http_status = 503

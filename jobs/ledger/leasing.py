@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from itertools import count
 from typing import Any
 
+from jobs.errors import ReopenError
 from jobs.ledger.book import JobBook
 from jobs.ledger.counts import LedgerCount
 from jobs.ledger.record import ActiveLease, JobRecord, Refusals, tokens_per_row
@@ -52,9 +53,10 @@ class Leasing:
         job_id, lease_id, expires_at_s = record.spec.id, uuid.uuid4().hex[:16], now_s + self._lease_s
         begun: dict[str, Any] = {}
         with book.store.transaction(durable=False):  # a power cut may undo it, but also ends its holder
-            ((slice_id, group_index, offset, row_start, row_count, generation, attempt, *kept),) = book.run(
-                "take_slice", [lease_id, holder, expires_at_s, job_id, job_id]
-            )
+            taken = book.run("take_slice", [lease_id, holder, expires_at_s, job_id, job_id])
+            if not taken:  # a call was interrupted after the store had its change, and before the memory had it
+                raise ReopenError(f"the ledger has no free slice of {job_id} where it remembers one; it is opened again")
+            ((slice_id, group_index, offset, row_start, row_count, generation, attempt, *kept),) = taken
             if record.state is JobState.QUEUED:
                 begun = book.write_state(record, JobState.RUNNING, now_s, record.row["message"])
         book.took(record, begun)

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from harvester.errors import NotFoundError, StateError, StorageError
+from harvester.errors import NotFoundError, ReopenError, StateError, StorageError
 from jobs.ledger.ledger import Ledger
 from jobs.ledger.record import REFUSED_S
 from jobs.ledger.store.place import Place, PostgresPlace
@@ -775,6 +775,24 @@ def test_a_lease_that_cannot_be_written_is_not_given(desk: Desk) -> None:
     desk.ledger.check()
     assert desk.state() is JobState.QUEUED
     assert desk.leased().slice.slice_id == 0
+
+
+def test_a_ledger_that_was_interrupted_between_its_store_and_its_memory_is_opened_again(kept_desk: Desk) -> None:
+    """A commit that fails once the store has it leaves a lease in memory whose slice is done."""
+    kept_desk.submit("docs-1", 4)
+    lease = kept_desk.leased()
+    account = kept_desk.ledger._commits._account
+    kept_desk.ledger._commits._account = None  # type: ignore[assignment, method-assign]
+    with pytest.raises(TypeError):
+        kept_desk.commit(lease)
+    kept_desk.ledger._commits._account = account  # type: ignore[method-assign]
+    kept_desk.clock.advance(LEASE_S)
+    with pytest.raises(ReopenError, match=r"docs-1 .* it is opened again"):
+        kept_desk.lease("b")
+    kept_desk.reopen(new_server=False)
+    kept_desk.ledger.check()
+    assert kept_desk.lease("b") is None
+    assert (kept_desk.state(), kept_desk.ledger.show("docs-1").rows_ok) == (JobState.COMPLETED, 4)
 
 
 # -- opening again ------------------------------------------------------------------------------------------------------------------
