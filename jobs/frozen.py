@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import PydanticUndefined
 
 
@@ -23,3 +23,12 @@ class Frozen(BaseModel):
         values = {name: value for name, value in values.items() if value is not PydanticUndefined}
         known = state["__pydantic_fields_set__"] & fields.keys()
         super().__setstate__({**state, "__dict__": values, "__pydantic_fields_set__": known})
+
+
+def of_newer(what: object, error: ValueError) -> str | None:
+    """What to tell of a record, named ``what``, with fields that only a newer version can have written; None if it is wrong otherwise."""
+    found = error.errors() if isinstance(error, ValidationError) else []
+    if not found or any(one["type"] != "extra_forbidden" for one in found):
+        return None
+    fields = ", ".join(".".join(map(str, one["loc"])) for one in found)[:200]
+    return f"{what} was written by a newer version of harvester, which knows {fields}; start that version"

@@ -20,7 +20,7 @@ from pydantic import Field
 from connectors.durable import storage_error, sweep
 from connectors.errors import StorageError
 from jobs.errors import NotFoundError
-from jobs.frozen import Frozen
+from jobs.frozen import Frozen, of_newer
 from jobs.storage.publish import publish_to
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ class FileStore:
         if self._mirror is not None:
             self._mirror.send(self.content(file_id))
         with publish_to(self._mirror, self._about(file_id)) as file:
-            file.write(stored.model_dump_json().encode())
+            file.write(stored.model_dump_json(exclude_defaults=True).encode())
         self._known[file_id] = stored
         return stored
 
@@ -209,7 +209,7 @@ class FileStore:
             except OSError as error:
                 raise storage_error("read", path, error) from error
             except ValueError as error:
-                raise StorageError(f"{path} is damaged; remove it, and upload the file again") from error
+                raise StorageError(of_newer(path, error) or f"{path} is damaged; remove it, and upload the file again") from error
         return stored
 
     def _remove(self, file_id: str) -> None:

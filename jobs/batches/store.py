@@ -9,6 +9,7 @@ from connectors.durable import storage_error, sweep
 from connectors.errors import StorageError
 from jobs.batches.record import BatchRecord
 from jobs.errors import NotFoundError
+from jobs.frozen import of_newer
 from jobs.storage.publish import publish_to
 
 if TYPE_CHECKING:
@@ -38,13 +39,14 @@ class BatchStore:
             try:
                 record = BatchRecord.model_validate_json(path.read_bytes())
             except (OSError, ValueError) as error:
-                raise StorageError(f"{path} is damaged; move it away and start the server again") from error
+                told = of_newer(path, error) if isinstance(error, ValueError) else None
+                raise StorageError(told or f"{path} is damaged; move it away and start the server again") from error
             self._records[record.id] = record
 
     def put(self, record: BatchRecord) -> None:
         """Keep a new record, or the new state of one; it is seen once it is on disk."""
         with publish_to(self._mirror, self._folder / f"{record.id}.json") as file:
-            file.write(record.model_dump_json().encode())
+            file.write(record.model_dump_json(exclude_defaults=True).encode())  # an earlier version refuses fields that it lacks
         self._records[record.id] = record
 
     def get(self, batch_id: str) -> BatchRecord:

@@ -8,8 +8,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self
 
+from connectors.errors import StorageError
 from jobs.forecast.finish import Finish
 from jobs.forecast.rate import Rate
+from jobs.frozen import of_newer
 from jobs.hint import SchedulingHint
 from jobs.spec import COUNTS, JobSpec, JobView, LeaseProgress, LengthBand
 from jobs.states import ACTIVE, ENDED, JobState
@@ -217,7 +219,13 @@ class JobRecord:
 
     @classmethod
     def of(cls, row: dict[str, Any]) -> Self:
-        spec = JobSpec.model_validate_json(row["spec"])
+        try:
+            spec = JobSpec.model_validate_json(row["spec"])
+        except ValueError as error:
+            told = of_newer(f"job {row['id']}", error)
+            if told is None:
+                raise
+            raise StorageError(told) from error
         return cls(row, spec, spec.hint(), JobState(row["state"]))
 
     def take(self, values: Mapping[str, Any]) -> None:

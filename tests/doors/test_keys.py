@@ -122,6 +122,9 @@ def test_a_damaged_file_is_named_to_whoever_changes_it(file: KeyFile) -> None:
     file.path.write_text("{")
     with pytest.raises(StorageError, match=r"keys\.json is damaged"):
         file.add("bob", [Role.CHAT])
+    file.path.write_text('{"keys": [], "later": 1}')
+    with pytest.raises(StorageError, match=r"keys\.json was written by a newer version of harvester, which knows later"):
+        file.add("bob", [Role.CHAT])
 
 
 def test_keys_of_the_configuration_stay_the_administrators(file: KeyFile) -> None:

@@ -261,3 +261,7 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     path.write_text("{")
     with pytest.raises(StorageError, match=rf"^{path} is damaged; remove it, and upload the file again$"):
         FileStore(tmp_path, ManualClock(0.0)).get(path.stem)
+    about = {"id": path.stem, "filename": "a", "purpose": "batch", "bytes": 1, "created_at_s": 0.0}
+    path.write_text(json.dumps(about | {"later": 1}))
+    with pytest.raises(StorageError, match=rf"^{path} was written by a newer version of harvester, which knows later; start that version"):
+        FileStore(tmp_path, ManualClock(0.0)).get(path.stem)

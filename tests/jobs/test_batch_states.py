@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from pyarrow.fs import FileInfo
 
 from connectors.durable import publish
 from harvester.errors import NotFoundError, ParameterError, StorageError
+from jobs.access.limits import Limits
 from jobs.batches.files import FileStore, new_file_id
 from jobs.batches.page import list_object, page
 from jobs.batches.record import BatchRecord, BatchWish
@@ -122,6 +124,23 @@ def test_records_are_found_again_and_the_time_of_a_state_is_its_first(tmp_path: 
 def test_a_damaged_record_is_named(tmp_path: Path) -> None:
     (tmp_path / "batch_1.json").write_text("{")
     with pytest.raises(StorageError, match=r"batch_1\.json is damaged; move it away"):
+        BatchStore(tmp_path)
+
+
+def test_a_record_holds_what_is_no_default_so_that_an_older_version_reads_it(tmp_path: Path) -> None:
+    record = BatchRecord.of(WISH, 100.0, "ann", Limits(max_tokens=7))
+    BatchStore(tmp_path).put(record)
+    (path,) = tmp_path.glob("batch_*.json")
+    assert json.loads(path.read_bytes())["limits"] == {"max_tokens": 7}
+    assert BatchStore(tmp_path).list() == [record]
+
+
+def test_a_record_of_a_newer_version_is_not_called_damaged(tmp_path: Path) -> None:
+    BatchStore(tmp_path).put(BatchRecord.of(WISH, 100.0))
+    (path,) = tmp_path.glob("batch_*.json")
+    path.write_text(json.dumps(json.loads(path.read_bytes()) | {"later": 1, "limits": {"max_dreams": 2}}))
+    told = rf"^{path} was written by a newer version of harvester, which knows limits.max_dreams, later; start that version$"
+    with pytest.raises(StorageError, match=told):
         BatchStore(tmp_path)
 
 

@@ -21,7 +21,7 @@ from harvester.core import Role
 from harvester.errors import NotFoundError, StateError, StorageError, UsageError
 from harvester.serve.access.identity import Identity
 from jobs.access.limits import Limits
-from jobs.frozen import Frozen
+from jobs.frozen import Frozen, of_newer
 from jobs.storage.publish import publish_to
 
 if TYPE_CHECKING:
@@ -86,7 +86,8 @@ class KeyFile:
         except OSError as error:
             raise storage_error("read", self.path, error) from error
         except ValidationError as error:
-            raise StorageError(f"the file of keys {self.path} is damaged; put a copy back, or remove it and make new keys") from error
+            told = f"the file of keys {self.path} is damaged; put a copy back, or remove it and make new keys"
+            raise StorageError(of_newer(self.path, error) or told) from error
 
     def add(self, name: str, roles: Sequence[Role], expires_at_s: float | None = None, limits: Limits | None = None) -> str:
         """Make a key and return it. Raises `UsageError` for an invalid name, `StateError` for one that is taken."""
