@@ -144,6 +144,7 @@ def end_joined(address: str, state_dir: Path) -> None:
         if session.exitcode != 0:
             raise EngineError(f"the applications in the Ray cluster at {address} could not be ended; end them there with: serve shutdown")
         folder.cluster.unlink(missing_ok=True)
+        folder.server.unlink(missing_ok=True)  # of a dead server; those of earlier versions name the cluster
 
 
 def _end_joined(address: str, root: Path) -> None:

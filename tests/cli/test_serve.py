@@ -161,10 +161,20 @@ def test_stop_does_not_call_a_folder_unserved_whose_server_has_just_begun(cli, s
     assert "no server" not in result.stdout
 
 
-def test_stop_ends_what_a_server_without_a_process_left_in_a_cluster(cli, state, monkeypatch):
+def name_cluster(folder: StateFolder) -> None:
+    folder.cluster.write_text("10.0.0.1:6379\n")
+
+
+def name_cluster_as_before(folder: StateFolder) -> None:
+    """As servers did that had no file for the address."""
+    folder.server.write_text(json.dumps({"pid": 2**22 + 1, "url": "http://127.0.0.1:9", "address": "10.0.0.1:6379"}))
+
+
+@pytest.mark.parametrize("name", [name_cluster, name_cluster_as_before], ids=["of today", "of an earlier version"])
+def test_stop_ends_what_a_server_without_a_process_left_in_a_cluster(cli, state, monkeypatch, name):
     folder = StateFolder(state)
     folder.prepare()
-    folder.cluster.write_text("10.0.0.1:6379\n")
+    name(folder)
     ended: list = []
     real = importlib.import_module
     serving = SimpleNamespace(end_joined=lambda *given: ended.append(given))

@@ -126,7 +126,8 @@ def _cluster(state_dir: Path) -> str | None:
     """Address of the cluster in which applications of this state folder may run without a server's process."""
     with suppress(OSError):
         return StateFolder(state_dir).cluster.read_text(encoding="utf-8").strip() or None
-    return None
+    address = server_file(state_dir).get("address")  # where earlier versions named it
+    return address if isinstance(address, str) else None
 
 
 def require_engine(*modules: str) -> None:
