@@ -17,7 +17,17 @@ from harvester.errors import ConfigError
 from harvester.logs import LogConfig
 from harvester.model_config import ModelConfig
 from harvester.traces import TraceConfig
-from jobs.config import BatchConfig, DeadlineConfig, HarvestConfig, JobsConfig, PriceConfig, SecretConfig, SourcesConfig
+from jobs.config import (
+    BatchConfig,
+    DeadlineConfig,
+    HarvestConfig,
+    JobsConfig,
+    PriceConfig,
+    SecretConfig,
+    SourcesConfig,
+    TwiceError,
+    read_yaml,
+)
 
 ModelName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]  # part of a path
 
@@ -188,9 +198,11 @@ def load_config(path: Path | None, overrides: dict[str, Any] | None = None) -> S
     values: dict[str, Any] = {}
     if path is not None:
         try:
-            loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
+            loaded = read_yaml(path)
         except OSError as error:
             raise ConfigError(f"cannot read config file {path}: {error.strerror}; give the path of a YAML file") from error
+        except TwiceError as error:
+            raise ConfigError(f"config file {path}: {error}") from error
         except (yaml.YAMLError, UnicodeDecodeError) as error:
             raise ConfigError(f"config file {path} is not YAML: {' '.join(str(error).split())}") from error
         if loaded is not None and not isinstance(loaded, dict):

@@ -1,12 +1,35 @@
-"""The sections of a deployment's configuration that jobs read. `harvester.config` composes the whole tree."""
+"""How a configuration is read, and the sections of a deployment's that jobs use. `harvester.config` composes the whole tree."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import yaml
 from pydantic import Field, model_validator
 
 from jobs.frozen import Frozen
+
+
+class TwiceError(ValueError):
+    """A key is given twice in one mapping, where YAML's readers keep the last one without a word."""
+
+
+class _Loader(yaml.SafeLoader):
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        found: yaml.MappingNode = super().compose_mapping_node(anchor)
+        lines: dict[tuple[str, str], int] = {}
+        for key in (one for one, _ in found.value if isinstance(one, yaml.ScalarNode)):
+            name, line = (key.tag, key.value), key.start_mark.line + 1
+            if name in lines:
+                raise TwiceError(f"key {key.value[:80]} is given twice, in lines {lines[name]} and {line}; keep one")
+            lines[name] = line
+        return found
+
+
+def read_yaml(path: Path) -> Any:
+    """What a file says. Raises `OSError`, `UnicodeDecodeError`, `yaml.YAMLError`, and `TwiceError` for a key that is given twice."""
+    return yaml.load(path.read_text(encoding="utf-8"), _Loader)  # a safe one
 
 
 class Section(Frozen):

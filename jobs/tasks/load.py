@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from jobs.config import TwiceError, read_yaml
 from jobs.errors import TaskError, did_you_mean
 from jobs.result import RESULT_NAMES
 from jobs.tasks.embedding import check_embedding
@@ -45,9 +46,11 @@ def built_in_task(name: str, hint: str = "a task of your own is given by its con
 
 def _read(path: Path) -> TaskFile:
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        values = read_yaml(path)
     except OSError as error:
         raise TaskError(f"cannot read task file {path}: {error.strerror}; give the path of a YAML file") from error
+    except TwiceError as error:
+        raise TaskError(f"task file {path}: {error}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise TaskError(f"task file {path} is not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(values, dict):

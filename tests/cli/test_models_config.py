@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from harvester.config import parse_config
+from harvester.config import load_config, parse_config
 from harvester.engine.launch.models import settled
 from harvester.errors import ConfigError
 
@@ -38,6 +38,18 @@ def test_what_cannot_be_is_refused_in_one_line(given: dict[str, Any], message: s
     with pytest.raises(ConfigError, match=re.escape(message)) as refused:
         parse_config(given, "test")
     assert "\n" not in refused.value.message
+
+
+def test_a_key_that_a_file_gives_twice_is_refused_with_its_lines(tmp_path: Path) -> None:
+    path = tmp_path / "serve.yaml"
+    path.write_text("share:\n  reserved_slots: 1\nport: 9\nslo:\n  ttft_slo_ms: 1\n  tpot_slo_ms: 2\n  ttft_slo_ms: 3\n")
+    with pytest.raises(ConfigError, match=rf"^config file {path}: key ttft_slo_ms is given twice, in lines 5 and 7; keep one$"):
+        load_config(path)
+    path.write_text("replicas: {min: 1, min: 2}")
+    with pytest.raises(ConfigError, match=r"key min is given twice, in lines 1 and 1; keep one$"):
+        load_config(path)
+    path.write_text("models:\n  a: &a {replicas: 2}\n  b: {<<: *a, replicas: 3}\n")
+    assert load_config(path).models["b"].replicas.max == 3, "a merged key may be given again"
 
 
 def test_models_are_looked_at_before_anything_starts(tmp_path: Path) -> None:

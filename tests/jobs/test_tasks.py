@@ -253,6 +253,7 @@ def test_words_of_a_schema_that_are_no_keywords_are_none() -> None:
         pytest.param("prompt: '{to}'\noptions: {to: {required: true, default: a}}", "is required and has default 'a'", id="both"),
         pytest.param("- prompt", "holds a list; it must be a mapping", id="no-mapping"),
         pytest.param("a: [", "is not YAML", id="no-yaml"),
+        pytest.param("prompt: '{text}'\nmax_tokens: 1\nmax_tokens: 2", ": key max_tokens is given twice, in lines 2", id="twice"),
     ],
 )
 def test_a_wrong_task_file_names_the_file(tmp_path: Path, content: str, message: str) -> None:
