@@ -15,25 +15,32 @@ class ShareConfig(Section):
 
     reserved_slots: int = Field(default=4, ge=0, description="Slots (of `max_num_seqs`) kept free of offline requests.")
     reserved_kv: float = Field(default=0.1, ge=0.0, lt=1.0, description="Share of KV blocks kept free of offline requests.")
-    reserve_s: float = Field(default=60.0, ge=0.0, description="Seconds after the last online request for which the reserve is kept.")
+    reserve_s: float = Field(
+        default=60.0, ge=0.0, allow_inf_nan=True, description="Seconds after the last online request for which the reserve is kept."
+    )
     offline_step_tokens: int = Field(
         default=256, ge=1, description="Maximum offline tokens in a step with online work, under the fixed budget."
     )
 
 
 class Objective(Section):
-    """SLO of one class of online requests, in ms. None: the deployment's."""
+    """SLO of one class of online requests, in ms. None: the deployment's; infinite: none."""
 
-    ttft_slo_ms: float | None = Field(default=None, gt=0.0)
-    tpot_slo_ms: float | None = Field(default=None, gt=0.0)
+    ttft_slo_ms: float | None = Field(default=None, gt=0.0, allow_inf_nan=True)
+    tpot_slo_ms: float | None = Field(default=None, gt=0.0, allow_inf_nan=True)
 
 
 class SloConfig(Section):
     """SLO of online requests. The offline work of each step is sized to meet it (ConServe 4.5). `slo: auto`: only `max_slowdown`."""
 
-    ttft_slo_ms: float | None = Field(default=None, gt=0.0, description="Time to first token (TTFT), in ms. None: `max_slowdown` holds.")
+    ttft_slo_ms: float | None = Field(
+        default=None, gt=0.0, allow_inf_nan=True, description="Time to first token (TTFT), in ms. None: `max_slowdown` holds."
+    )
     tpot_slo_ms: float | None = Field(
-        default=None, gt=0.0, description="Time from one output token to the next (TPOT), in ms. None: `max_slowdown` holds."
+        default=None,
+        gt=0.0,
+        allow_inf_nan=True,
+        description="Time from one output token to the next (TPOT), in ms. None: `max_slowdown` holds.",
     )
     max_slowdown: float = Field(
         default=1.25,

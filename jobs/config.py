@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from jobs.frozen import Frozen
 
@@ -33,7 +33,9 @@ def read_yaml(path: Path) -> Any:
 
 
 class Section(Frozen):
-    """Values of one key of the file."""
+    """Values of one key of the file. Numbers are finite, unless a field says otherwise."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
 
 
 class HarvestConfig(Section):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
+from pydantic import BaseModel
 
-from harvester.config import load_config, parse_config
+from harvester.config import ServeConfig, load_config, parse_config
 from harvester.engine.launch.models import settled
 from harvester.errors import ConfigError
 
@@ -50,6 +53,38 @@ def test_a_key_that_a_file_gives_twice_is_refused_with_its_lines(tmp_path: Path)
         load_config(path)
     path.write_text("models:\n  a: &a {replicas: 2}\n  b: {<<: *a, replicas: 3}\n")
     assert load_config(path).models["b"].replicas.max == 3, "a merged key may be given again"
+
+
+def floats(kind: type[BaseModel], place: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Keys of the configuration that take a number with a fraction."""
+    for name, field in kind.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from floats(field.annotation, (*place, name))
+        elif field.annotation is float or float in get_args(field.annotation):
+            yield (*place, name)
+
+
+FLOATS = sorted(floats(ServeConfig))
+WITHOUT_END = {("share", "reserve_s"), ("slo", "ttft_slo_ms"), ("slo", "tpot_slo_ms")}  # infinite: always kept, not promised
+
+
+@pytest.mark.parametrize("text", [".inf", ".nan"])
+@pytest.mark.parametrize("place", FLOATS, ids=".".join)
+def test_a_number_without_end_is_refused_where_it_has_no_meaning(place: tuple[str, ...], text: str, tmp_path: Path) -> None:
+    path = tmp_path / "serve.yaml"
+    path.write_text("{" + "".join(f"{key}: {{" for key in place[:-1]) + f"{place[-1]}: {text}" + "}" * len(place))
+    if place in WITHOUT_END and text == ".inf":
+        load_config(path)
+        return
+    with pytest.raises(ConfigError, match=rf"{'.'.join(place)}: Input should be .* \(given (inf|nan)\)$"):
+        load_config(path)
+
+
+@pytest.mark.parametrize("key", ["prompt_per_million", "output_per_million", "per_gpu_hour"])
+def test_a_price_is_a_finite_number(key: str) -> None:
+    prices = {"prompt_per_million": 1.0, "output_per_million": 1.0, key: math.inf}
+    with pytest.raises(ConfigError, match=rf"^test: price\.{key}: Input should be a finite number \(given inf\)$"):
+        parse_config({"price": prices}, "test")
 
 
 def test_models_are_looked_at_before_anything_starts(tmp_path: Path) -> None:
