@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,7 +27,7 @@ NOBODY = Identity(None, frozenset({Role.ADMIN}))  # the caller on a server that 
 
 @dataclass(frozen=True)
 class Gate:
-    """Made once in each process. ``nobody``: the caller on a server that asks for no key."""
+    """Made once in each process. ``nobody``: the caller on a server that asks for no key. ``has_keys``: whether anybody has one."""
 
     keys: Authenticator = field(default_factory=KeyRing)
     origin: OriginCheck = field(default_factory=OriginCheck)
@@ -37,6 +38,7 @@ class Gate:
     slo_classes: frozenset[str] | None = None  # that a request may name; None: not checked
     media_hosts: frozenset[str] = frozenset()  # that images and the like of a request are fetched from
     tracer: Tracer | None = None  # of requests
+    has_keys: Callable[[], bool] = lambda: True
 
 
 def gate_of(config: ServeConfig, keys: Path, replicas: int | None = None, tracer: Tracer | None = None) -> Gate:
@@ -57,6 +59,7 @@ def gate_of(config: ServeConfig, keys: Path, replicas: int | None = None, tracer
         slo_classes=frozenset(config.slo.classes),
         media_hosts=frozenset(config.media_hosts),
         tracer=tracer,
+        has_keys=ring.has_keys if tokens is None else lambda: True,
     )
 
 
@@ -67,6 +70,19 @@ def asking(config: ServeConfig, keys: Path) -> ServeConfig:
     """
     if not KeyRing(config.api_keys, keys).asks_for_key():
         return config
+    return _closed(config)
+
+
+def asking_everywhere(config: ServeConfig, keys: Path) -> ServeConfig:
+    """`asking`, for processes whose listener is configured elsewhere, as Serve's is by KubeRay: ``host`` does not say who reaches them.
+
+    Each asks for a key, even while there is none, unless ``no_keys`` is true. Raises `ConfigError` for an ingress, as `check_listening`.
+    """
+    _check_ingress(config)
+    return _closed(config) if config.access.no_keys is None else asking(config, keys)
+
+
+def _closed(config: ServeConfig) -> ServeConfig:
     return config.model_copy(update={"access": config.access.model_copy(update={"no_keys": False})})
 
 
@@ -75,11 +91,7 @@ def check_listening(config: ServeConfig, keys: Path) -> str | None:
 
     Raises `ConfigError` for the network, unless ``no_keys`` is set, and for a loopback host whose replicas would listen on the network.
     """
-    if config.address is not None and config.ingress == "haproxy" and is_loopback(config.host):
-        raise ConfigError(
-            f"host {config.host} with ingress haproxy: the replicas of a joined cluster listen on the network then; "
-            "give a host that others reach, or ingress: proxy"
-        )
+    _check_ingress(config)
     if config.access.tokens is not None or KeyRing(config.api_keys, keys).asks_for_key():
         return None
     if is_loopback(config.host):
@@ -90,3 +102,11 @@ def check_listening(config: ServeConfig, keys: Path) -> str | None:
             "or say --no-keys"
         )
     return "the network"
+
+
+def _check_ingress(config: ServeConfig) -> None:
+    if config.address is not None and config.ingress == "haproxy" and is_loopback(config.host):
+        raise ConfigError(
+            f"host {config.host} with ingress haproxy: the replicas of a joined cluster listen on the network then; "
+            "give a host that others reach, or ingress: proxy"
+        )

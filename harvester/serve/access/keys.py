@@ -173,6 +173,11 @@ class KeyRing:
         self._look()
         return self._asks
 
+    def has_keys(self) -> bool:
+        """Whether there is a key, valid or not, or a file that cannot be read and may have some."""
+        self._look()
+        return bool(self._fixed or self._records or self._failure)
+
     def identify(self, bearer: str) -> Identity | None:
         self._look()
         given = _digest(bearer)

@@ -34,6 +34,7 @@ _NAME = re.compile(rb"[\w.:-]{1,128}", re.ASCII)
 _FURTHER = re.compile("0*[1-9][0-9]*")  # an offset behind the beginning
 RETRY_AFTER_S = 1
 STRANGER = Identity(None, frozenset())  # the caller of an open route
+_NO_KEYS = "this server needs an API key, and there is none; make one where it runs, with: harvester key add NAME"
 _REFUSED = "this server needs an API key, but {what}; send one of its keys as Authorization: Bearer KEY (for commands: HARVESTER_API_KEY)"
 
 
@@ -126,6 +127,8 @@ class Wall:
         scheme, _, key = headers.get("authorization", "").partition(" ")
         is_given = scheme.lower() == "bearer"
         who = self._gate.keys.identify(key.strip()) if is_given else None
+        if who is None and not self._gate.has_keys():
+            raise KeyRefusedError(_NO_KEYS)
         if who is None:
             raise KeyRefusedError(_REFUSED.format(what="the one sent is unknown or expired" if is_given else "none was sent"))
         if not who.has_one_of(route.needed or ()):
