@@ -42,14 +42,14 @@ from harvester.serve.deployments.actor import NAMESPACE, ledger_name, ledgers, s
 from harvester.serve.deployments.jobs_app import jobs_app
 from harvester.serve.deployments.openai_app import PREFIXES as OPENAI_PREFIXES
 from harvester.serve.deployments.openai_app import openai_apps
-from harvester.serve.deployments.placement import ledger_options
+from harvester.serve.deployments.placement import head_node, ledger_options
 from harvester.serve.deployments.scale.replicas import ANSWER_WAIT_S, CHAT_APP, chat_app_of
 from harvester.serve.deployments.seam import next_attempt
 from harvester.serve.environment import asked_with, joined_variables, use_haproxy
 from harvester.serve.http.forwarding import prefix_of
 from harvester.serve.machine.joined import SETUP, ingress_there, wait_elsewhere
 from harvester.serve.machine.node import OwnNode, ports_of_agents
-from harvester.serve.machine.nodes import check_ports, session_logs
+from harvester.serve.machine.nodes import check_ports, session_logs, token_warning
 from harvester.serve.machine.port import check_port
 from harvester.serve.processes import mark_of
 from harvester.serve.reach import Reach, host_here
@@ -171,6 +171,8 @@ class Cluster:
         apps += [self._target(app, name, PREFIXES[name]) for name, app in beside.items()]
         with suppress(TimeoutError):  # as above
             serve.run_many(apps, wait_for_applications_running=False)
+        if given.address is not None and (warning := token_warning(given.address, head_node())) is not None:
+            tell("warning", warning)
         tell("waiting", "the model to load, and the applications to answer")
         self._wait_running(stop, tell, look)
         if self._found and not stop.is_set():  # Serve ignores a deployment with the same number as before

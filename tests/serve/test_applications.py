@@ -26,6 +26,7 @@ with warnings.catch_warnings():
     from harvester.serve.applications import are_anothers, has_failed, is_answering, leave
     from harvester.serve.deployments.replica import replica_app
     from harvester.serve.deployments.version import attempt_at
+    from harvester.serve.machine import nodes
 
 OWN = "ledger-own"
 CHOICE = ModelChoice(path="/model", name="tiny", embedded=True, note=None)
@@ -272,3 +273,44 @@ def test_a_start_goes_on_where_serve_itself_waits_too_short_for_an_ingress(tmp_p
 class Whole:
     def is_whole(self) -> bool:
         return True
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "warns"),
+    [
+        (None, None, True),
+        ("disabled", None, True),
+        ("token", [("head", True)], False),
+        ("token", [("head", False)], True),
+        ("token", [], False),
+    ],
+    ids=["let in without a token", "let in as told to ask without", "a token is asked for", "one is taken, not asked for", "no answer"],
+)
+def test_a_joined_cluster_that_asks_for_no_token_is_warned_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ours: str | None, theirs: list[tuple[str, bool]] | None, warns: bool
+) -> None:
+    """Ray that asks for none also lets in who sends one, so the head's own environment says it."""
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    if ours is not None:
+        monkeypatch.setenv("RAY_AUTH_MODE", ours)
+    monkeypatch.setattr(nodes, "_on", lambda ids, work: theirs)
+    monkeypatch.setattr(cluster, "head_node", lambda: "head")
+    told = deployed(joined_cluster(tmp_path), monkeypatch)
+    warnings_told = [what for kind, what in told if kind == "warning"]
+    assert len(warnings_told) == warns
+    assert all("10.0.0.1:6379 asks for no token" in one and "RAY_AUTH_MODE=token" in one for one in warnings_told)
+
+
+def deployed(joined: cluster.Cluster, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """What is told while ``joined`` is deployed on a Ray and a Serve that do nothing."""
+    nothing: Any = lambda *given, **options: lambda: None  # noqa: E731
+    for name in ("start_ledger", "ledger_options", "jobs_app"):
+        monkeypatch.setattr(cluster, name, nothing)
+    monkeypatch.setattr(cluster, "openai_apps", lambda *given: {})
+    monkeypatch.setattr(cluster, "serve", SimpleNamespace(start=nothing, run_many=nothing, RunTarget=nothing))
+    for name in ("_look_around", "_wait_running"):
+        monkeypatch.setattr(joined, name, nothing)
+    monkeypatch.setattr(joined, "_is_ingress_here", lambda: False)
+    told: list[tuple[str, str]] = []
+    joined.deploy(threading.Event(), lambda kind, what: told.append((kind, what)), lambda: None)
+    return told

@@ -20,6 +20,11 @@ from harvester.serve.environment import node_variables, process_variables
 from harvester.serve.supervisor import STOP_MARGIN_S
 
 OPERATE = Path(__file__).parents[2] / "docs" / "operate"
+SECRET = "harvester-ray"
+TOKEN = [
+    {"name": "RAY_AUTH_MODE", "value": "token"},
+    {"name": "RAY_AUTH_TOKEN", "valueFrom": {"secretKeyRef": {"name": SECRET, "key": "auth_token"}}},
+]
 CRD = "HARVESTER_KUBERAY_CRD"  # path of KubeRay's ray.io_rayservices.yaml, which no package index carries
 
 
@@ -104,7 +109,18 @@ def test_the_containers_have_what_harvester_env_prints(pod: str) -> None:
     (container,) = pods()[pod]["containers"]
     printed = process_variables() | node_variables()
     assert {one["name"]: one["value"] for one in container["env"]} == printed
-    assert {one["name"]: one["value"] for one in values()["head" if pod == "head" else "worker"]["containerEnv"]} == printed
+    given = [one for one in values()["head" if pod == "head" else "worker"]["containerEnv"] if one not in TOKEN]
+    assert {one["name"]: one["value"] for one in given} == printed
+
+
+def test_rays_ports_ask_for_a_token() -> None:
+    """KubeRay makes the token of a `RayService`; the chart has no value for it, so its containers take one of a secret."""
+    assert manifests()["RayService"]["spec"]["rayClusterConfig"]["authOptions"] == {"mode": "token"}
+    head, worker = values()["head"], values()["worker"]
+    assert [one["name"] for one in head["sidecarContainers"]] == ["harvester"]
+    for environment in (head["containerEnv"], worker["containerEnv"], *(one["env"] for one in head["sidecarContainers"])):
+        assert [one for one in environment if one["name"].startswith("RAY_AUTH")] == TOKEN
+    assert f"kubectl create secret generic {SECRET} --from-literal=auth_token=" in (OPERATE / "kuberay" / "values.yaml").read_text()
 
 
 def test_the_image_has_what_kuberays_probes_call() -> None:

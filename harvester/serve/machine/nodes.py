@@ -1,10 +1,11 @@
-"""Checks on every node of a joined cluster: whether its port is free, and why a process there has died."""
+"""Checks on nodes of a joined cluster: whether a port is free, whether Ray asks for a token, why a process there has died."""
 
 from __future__ import annotations
 
+import os
 import re
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -59,18 +60,38 @@ def check_ports(host: str, port: int, check: Callable[[str, int], None]) -> None
             raise PortError(f"on {name}: {reason}")
 
 
+def token_warning(address: str, head: str | None) -> str | None:
+    """What to say of a joined cluster whose Ray asks for no token; None where it asks, or its ``head`` (a node id) does not answer.
+
+    Ray that asks for none lets in who sends one, too: then the environment of the head's processes says what it asks for.
+    """
+    if _has_token() and (head is None or all(asks for _, asks in _on([head], _has_token))):
+        return None
+    return (
+        f"Ray in the cluster at {address} asks for no token: whoever reaches its ports can run programs on its machines; "
+        "start its nodes with RAY_AUTH_MODE=token and the same RAY_AUTH_TOKEN"
+    )
+
+
+def _has_token() -> bool:
+    return os.environ.get("RAY_AUTH_MODE", "disabled").lower() == "token"
+
+
 def _on_every_node(work: Callable[[], Any]) -> list[tuple[str, Any]]:
-    """Run ``work`` on every node. Returns host name and answer of those that answer within `ANSWER_S`."""
+    return _on([node["NodeID"] for node in ray.nodes() if node["Alive"]], work)
+
+
+def _on(node_ids: Iterable[str], work: Callable[[], Any]) -> list[tuple[str, Any]]:
+    """Run ``work`` on these nodes. Returns host name and answer of those that answer within `ANSWER_S`."""
 
     def here() -> tuple[str, Any]:
         return socket.gethostname(), work()
 
     asked = []
-    for node in ray.nodes():
-        if node["Alive"]:
-            where = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-            options: dict[str, Any] = {"num_cpus": 0, "max_retries": 0, "scheduling_strategy": where}
-            asked.append(ray.remote(**options)(here).remote())
+    for node_id in node_ids:
+        where = NodeAffinitySchedulingStrategy(node_id, soft=False)
+        options: dict[str, Any] = {"num_cpus": 0, "max_retries": 0, "scheduling_strategy": where}
+        asked.append(ray.remote(**options)(here).remote())
     done, _ = ray.wait(asked, num_returns=len(asked), timeout=ANSWER_S)
     answers = []
     for one in done:
