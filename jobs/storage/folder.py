@@ -66,6 +66,11 @@ class StateFolder:
         return self.root / "server.lock"
 
     @property
+    def ledger_lock(self) -> Path:
+        """Shared by the processes that have the ledger open, on any machine that sees this folder (`jobs.storage.hold`)."""
+        return self.root / "ledger.lock"
+
+    @property
     def keys(self) -> Path:
         """API keys, as hashes. Where there is such a file, keys are asked for."""
         return self.root / "keys.json"

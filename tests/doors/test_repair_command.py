@@ -12,8 +12,10 @@ import pytest
 from typer.testing import CliRunner
 
 from harvester.cli.main import app
+from harvester.errors import StorageError
 from jobs.run.spool.records import Spool
 from jobs.storage.folder import StateFolder
+from jobs.storage.hold import hold_ledger, repairing
 from jobs.testing import ManualClock, ScriptedEngine
 from tests.fakes.scripted_job import SLICE_ROWS, harvest, opened, planned, results, spooled_row
 
@@ -46,6 +48,35 @@ def run(folder: StateFolder, *words: str) -> tuple[int, str]:
 
 def test_a_whole_folder_is_said_to_be_whole(state: StateFolder) -> None:
     assert run(state, "repair") == (0, "Jobs in the ledger: 1; it is whole, and so are all of their parts\n")
+
+
+def test_a_ledger_that_a_process_has_open_is_left_alone(state: StateFolder) -> None:
+    """A `RayService` has no server that holds the folder: its ledger is an actor somewhere in the cluster."""
+    held, before = hold_ledger(state), state.ledger.read_bytes()
+    code, output = run(state, "repair")
+    assert (code, state.ledger.read_bytes() == before) == (1, True)
+    assert output.startswith(f"error: a process has the ledger of {state.root} open")
+    assert "delete the RayService" in output
+    os.close(held)
+    assert run(state, "repair")[0] == 0
+
+
+def test_a_folder_whose_applications_may_run_in_a_cluster_is_left_alone(state: StateFolder) -> None:
+    state.cluster.write_text("10.0.0.1:6379\n")
+    before = state.ledger.read_bytes()
+    code, output = run(state, "repair")
+    assert (code, state.ledger.read_bytes() == before) == (1, True)
+    assert output == (
+        f"error: applications of {state.root} may run in the Ray cluster at 10.0.0.1:6379, with their ledger; end them with: "
+        f"harvester stop --state {state.root}; or, if that cluster is gone, remove {state.cluster}\n"
+    )
+
+
+def test_no_ledger_is_opened_while_it_is_repaired(state: StateFolder) -> None:
+    with repairing(state), pytest.raises(StorageError, match=r"harvester repair is at work on .*; it ends by itself"):
+        hold_ledger(state)
+    for held in (hold_ledger(state), hold_ledger(state)):  # one that takes over may begin before the other has ended
+        os.close(held)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may give files away")

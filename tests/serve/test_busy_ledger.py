@@ -10,12 +10,13 @@ from types import SimpleNamespace
 import pytest
 
 from harvester.config import ServeConfig
-from harvester.errors import OwnerError, StorageError
+from harvester.errors import OwnerError, StateError, StorageError
 from jobs.config import DeadlineConfig
 from jobs.ledger.ledger import Ledger
 from jobs.ledger.store.place import ledger_place
 from jobs.spec import JobPlan, LeaseProgress
 from jobs.storage.folder import StateFolder
+from jobs.storage.hold import repairing
 from jobs.testing import ManualClock, scripted_plan
 
 with warnings.catch_warnings():
@@ -63,6 +64,13 @@ def test_holders_that_waited_for_a_busy_ledger_keep_their_leases(
     clock.advance(LEASE_S + 1)
     assert beat("a") == []
     assert beat("b") == [leases["b"].lease_id], "who tells nothing for so long loses it as before"
+
+
+def test_an_open_ledger_is_not_repaired(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: ManualClock) -> None:
+    host = started(tmp_path, monkeypatch, again=False)
+    with pytest.raises(StateError, match="a process has the ledger"), repairing(StateFolder(tmp_path)):
+        pass
+    assert host.call("jobs", (), False) == []
 
 
 @pytest.mark.parametrize("takes_over", [False, True], ids=["started again", "takes over"])

@@ -12,6 +12,7 @@ from harvester.errors import StorageError
 from jobs.repair.repair import Report
 from jobs.repair.repair import repair as repair_folder
 from jobs.storage.folder import StateFolder, keep_private
+from jobs.storage.hold import repairing
 from jobs.storage.place import known_folder, settle_storage
 
 app = typer.Typer()
@@ -26,8 +27,9 @@ def repair(
 ) -> None:
     """Check the state folder and mend its ledger.
 
-    Stop the server first. Every part is read against its checksums, and the ledger is made to agree with them. A damaged ledger is made
-    again from the folders of its jobs, which are then paused; so are completed ones of which a part is damaged. Nothing is deleted.
+    Stop the server first: a ledger that is in use is left alone. Every part is read against its checksums, and the ledger is made to
+    agree with them. A damaged ledger is made again from the folders of its jobs, which are then paused; so are completed ones of which a
+    part is damaged. Nothing is deleted.
 
     \b
     Example:
@@ -39,7 +41,7 @@ def repair(
         raise StorageError(f"there is no state folder {folder.root}; name one with --state")
     keep_private()
     folder.prepare()
-    with folder.locked():
+    with repairing(folder):
         if storage is not None:
             settle_storage(folder, storage, may_adopt=True)
         report = repair_folder(known_folder(folder.root))

@@ -22,6 +22,7 @@ from jobs.ledger.ledger import Ledger
 from jobs.ledger.store.place import Place, PostgresPlace
 from jobs.spec import JobPlan, JobView
 from jobs.storage.folder import StateFolder, keep_private
+from jobs.storage.hold import hold_ledger
 from jobs.storage.place import state_folder
 
 log = logging.getLogger("harvester.ledger")
@@ -152,6 +153,7 @@ class _Opening:
         self._root, self._place, self._lease_s, self._deadlines, self._logs, self._storage = root, place, lease_s, deadlines, logs, storage
         self._folder: StateFolder | None = None
         self._opener, self._was_open = secrets.token_hex(4), False
+        self._held: int | None = None  # a lock against `harvester repair`, from the first opening to the end of the process
 
     def folder(self) -> StateFolder:
         if self._folder is None:
@@ -169,6 +171,8 @@ class _Opening:
             place = replace(place, opener=self._opener, reopens=self._was_open)
         while True:
             try:
+                if self._held is None:
+                    self._held = hold_ledger(folder)
                 found = Ledger(place, folder.jobs, lease_s=self._lease_s, now_s=time.time(), new_server=new_server, **options)
             except StorageError as error:
                 is_lost = self._was_open and isinstance(error, OwnerError)
