@@ -15,7 +15,7 @@ from jobs.frozen import Frozen
 from jobs.hint import SchedulingHint
 from jobs.states import JobState
 from jobs.tasks.spec import Adapter, ImageColumns, Task, TemplateKwargs, Thinking
-from jobs.usage import Usage
+from jobs.usage import NONE_USED, Usage
 
 
 class OnLong(StrEnum):
@@ -218,6 +218,7 @@ class PartStats(Usage, RowCounts):
         default=None, exclude=True, description="Prices of a million prompt and output tokens, where the hours have none."
     )
     currency: str | None = None
+    replaced: Usage = Field(default=NONE_USED, exclude=True, description="Of the failed rows that a retry computed again.")
 
 
 class LeaseProgress(Frozen):
@@ -276,6 +277,7 @@ class JobView(Usage, RowCounts, JobHead):
     """How a job stands: one object of ``harvester show --json`` and ``GET /api/jobs/JOB``."""
 
     rows_running: int = Field(description="Rows done in slices that are not published yet.")
+    rows_to_retry: int = Field(default=0, description="Of `rows_error`, rows that a retry asks again: they are not done.")
     offline_tokens_per_s: float | None = Field(description="Prompt and output tokens over the last minute of work; None before any.")
     eta_s: float | None
     eta_low_s: float | None = Field(default=None, description="Four of five jobs end between this and `eta_high_s`.")

@@ -36,7 +36,7 @@ class _JobState:
 
     @property
     def rows_done(self) -> int:
-        return int(self.view["rows_ok"]) + int(self.view["rows_error"])
+        return int(self.view["rows_ok"]) + int(self.view["rows_error"]) - int(self.view.get("rows_to_retry", 0))
 
     def _refreshed(self, patience_s: float = 0.0) -> Flow[None]:
         self.view = yield from ask("GET", f"/api/jobs/{self.id}", patience_s=patience_s)

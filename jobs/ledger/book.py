@@ -46,8 +46,8 @@ class JobBook:
             self.usage = UsageLog(self.store, now_s)
             for row in self.store.rows("job_rows"):
                 self.enter(row)
-            for job_id, open_slices in self.run("open_by_job"):
-                self.jobs[job_id].open_slices = open_slices
+            for job_id, open_slices, rows_to_retry in self.run("open_by_job"):
+                self.jobs[job_id].open_slices, self.jobs[job_id].rows_to_retry = open_slices, rows_to_retry
             if self.keeps_jobs and mirror is None:
                 write_missing_jobs(self.store, results_root)
 
@@ -185,7 +185,7 @@ class JobBook:
         return record.rows_done + running.rows, record.row["rows_error"] + running.errors
 
     def stop_failing(self, record: JobRecord, now_s: float) -> None:
-        """Fail a job if too many of its rows failed since it was last resumed or retried. Retried rows count from their commit on."""
+        """Fail a job if too many of its rows failed since it was last resumed or retried. Retried rows count as new."""
         rows, errors = self.so_far(record)
         new_rows, new_errors = rows - record.row["rows_judged"], errors - record.row["errors_judged"]
         max_share = record.spec.max_error_rate
@@ -238,8 +238,8 @@ class JobBook:
         for record in self.jobs.values():
             (sums,) = self.run("slice_sums", [record.spec.id])
             assert list(sums) == [record.row[name] for name in COUNTS], (sums, record.row)
-            ((open_slices,),) = self.run("open_slices", [record.spec.id])
-            assert open_slices == record.open_slices
+            ((open_slices, rows_to_retry),) = self.run("open_slices", [record.spec.id])
+            assert (open_slices, rows_to_retry) == (record.open_slices, record.rows_to_retry)
             assert self.has_pending(record) == (record.spec.id in self.pending)
             (row,) = self.store.rows("job_row", [record.spec.id])
             assert all(row[name] == record.row[name] for name in ("rows_judged", "errors_judged")), (row, record.row)

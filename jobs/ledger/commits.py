@@ -2,22 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from jobs.ledger.book import JobBook
 from jobs.ledger.record import NO_COUNTS, JobRecord
 from jobs.spec import COUNTS, PartStats, Spent
 from jobs.states import ACTIVE, JobState, SliceState
+from jobs.usage import NONE_USED, Usage
 
 ERROR, RECOMPUTED = COUNTS.index("rows_error"), COUNTS.index("rows_recomputed")
 
 
+@dataclass(frozen=True, slots=True)
+class _Counted:
+    """What a part changes, in the order of `COUNTS`. ``added``: to the counts of its job. ``new``: those not accounted before."""
+
+    added: list[int]
+    new: list[int]
+    spent: Spent
+
+
 class Commits:
-    """The component of a `jobs.ledger.ledger.Ledger` that records published parts. Its public methods are documented there."""
+    """The component of a `jobs.ledger.ledger.Ledger` that records published parts. Its public methods are documented there.
+
+    The tables ``usage`` and ``harvested`` are accounts, which never fall: a row counts once, its tokens each time that a part brought them.
+    So tokens of failed rows stay in the hour in which they were computed, and those of a retry come on top.
+    """
 
     def __init__(self, book: JobBook) -> None:
         self._book = book
+        self._reopened: dict[tuple[str, int], list[int]] = {}  # counts that a slice lost by `reopen_slice`; they stay accounted
 
     def commit(self, lease_id: str, job_id: str, slice_id: int, stats: PartStats, now_s: float) -> bool:
         """The part of a lost lease may still be the one on disk: the last rename wins, and every edition holds the same rows.
@@ -44,13 +60,13 @@ class Commits:
         judged = {name: record.row[name] - again for name in ("rows_judged", "errors_judged")}
         goes_on = record.state in ACTIVE and record.row["message"] is not None  # the job works again, whatever it waited for
         with book.store.transaction():
-            added = self._count("finish_slice", record, slice_id, stats, old, now_s)
+            counted = self._count("finish_slice", record, slice_id, stats, old, now_s, replaces=lease is not None)
             book.forecast.write_due(now_s)
             if again:
                 book.run("set_judged", [*judged.values(), record.spec.id])
             if goes_on:
                 book.run("set_message", [None, record.spec.id])
-        self._account(record, added, stats, now_s)
+        self._account(record, slice_id, counted, stats, now_s)
         record.row.update(judged)
         if goes_on:
             record.row["message"] = None
@@ -58,6 +74,9 @@ class Commits:
             record.open_slices -= 1
             if lease.generation == 0:
                 book.forecast.committed(record, stats, now_s)
+            else:
+                record.rows_to_retry -= lease.kept[ERROR]
+                record.tokens_replaced += stats.replaced.prompt_tokens + stats.replaced.output_tokens
             del book.leases[lease_id]
         record.error_example = stats.error_example or record.error_example
         book.forecast.sample(record, now_s)
@@ -70,24 +89,35 @@ class Commits:
         ((state, done_in, lease_id, *counts),) = self._book.run("slice_stats", [record.spec.id, slice_id])
         return (tuple(counts), lease_id) if state == SliceState.DONE and done_in == generation else (None, None)
 
-    def _count(self, statement: str, record: JobRecord, slice_id: int, stats: PartStats, old: Sequence[int], now_s: float) -> list[int]:
-        """Replace the slice's counts, ``old``, by those of its new part. Returns the differences, by which the job's counts grow."""
-        new = list(_counts_of(stats))
-        new[RECOMPUTED] += old[RECOMPUTED]  # work done twice stays done twice, whatever the part now holds
-        self._book.run(statement, [*new, record.spec.id, slice_id])
-        added = [n - o for n, o in zip(new, old, strict=True)]
+    def _count(
+        self,
+        statement: str,
+        record: JobRecord,
+        slice_id: int,
+        stats: PartStats,
+        old: Sequence[int],
+        now_s: float,
+        *,
+        replaces: bool = False,
+    ) -> _Counted:
+        """Replace the slice's counts, ``old``, by those of its new part. ``replaces``: it is the first part with its retried rows."""
+        counts = list(_counts_of(stats))
+        counts[RECOMPUTED] += old[RECOMPUTED]  # work done twice stays done twice, whatever the part now holds
+        self._book.run(statement, [*counts, record.spec.id, slice_id])
+        added = [n - o for n, o in zip(counts, old, strict=True)]
         self._book.run("add_counts", [*added, record.spec.id])
-        by_name = dict(zip(COUNTS, added, strict=True))
-        rows, tokens = by_name["rows_ok"] + by_name["rows_error"], {name: by_name[name] for name in ("prompt_tokens", "output_tokens")}
-        self._book.usage.add(Spent(owner=record.spec.owner, kind="batch", requests=rows, **tokens), now_s)
-        return added
+        new = [a - b for a, b in zip(added, self._reopened.get((record.spec.id, slice_id), NO_COUNTS), strict=True)]
+        spent = _spent(record, dict(zip(COUNTS, new, strict=True)), stats.replaced if replaces else NONE_USED)
+        self._book.usage.add(spent, now_s)
+        return _Counted(added, new, spent)
 
-    def _account(self, record: JobRecord, added: Sequence[int], stats: PartStats, now_s: float) -> None:
+    def _account(self, record: JobRecord, slice_id: int, counted: _Counted, stats: PartStats, now_s: float) -> None:
         """Update memory, after the store has committed what `_count` wrote."""
-        record.add(added)
-        by_name = dict(zip(COUNTS, added, strict=True))
-        self._book.counts.committed(record.spec.model, by_name)
-        self._book.forecast.account(record, by_name, stats, now_s)
+        record.add(counted.added)
+        if self._reopened.pop((record.spec.id, slice_id), None) and (left := [max(0, -one) for one in counted.new]) and any(left):
+            self._reopened[record.spec.id, slice_id] = left
+        self._book.counts.committed(record.spec.model, dict(zip(COUNTS, counted.new, strict=True)))
+        self._book.forecast.account(record, counted.spent, stats, now_s)
 
     def keep(self, lease_id: str, stats: PartStats, now_s: float) -> bool:
         book = self._book
@@ -96,8 +126,9 @@ class Commits:
             return False
         record = book.jobs[lease.job_id]
         with book.store.transaction():
-            added = self._count("keep_slice", record, lease.slice_id, stats, lease.kept, now_s)
-        self._account(record, added, stats, now_s)
+            counted = self._count("keep_slice", record, lease.slice_id, stats, lease.kept, now_s)
+        self._account(record, lease.slice_id, counted, stats, now_s)
+        record.rows_to_retry += counted.added[ERROR] if lease.generation else 0
         record.error_example = stats.error_example or record.error_example
         book.freed([lease_id], now_s)
         return True
@@ -121,8 +152,21 @@ class Commits:
                 values = book.write_state(record, JobState.QUEUED, now_s, None)
         book.took(record, values)
         record.add(less)
+        left = self._reopened.get((job_id, slice_id), NO_COUNTS)
+        self._reopened[job_id, slice_id] = [a + b for a, b in zip(left, counts, strict=True)]
         record.open_slices += 1
         book.update_pending(record)
+
+
+def _spent(record: JobRecord, new: Mapping[str, int], replaced: Usage) -> Spent:
+    """What is accounted for a part that holds so much more than was accounted. ``replaced``: usage that was, and that it holds no more."""
+    return Spent(
+        owner=record.spec.owner,
+        kind="batch",
+        requests=max(0, new["rows_ok"] + new["rows_error"]),
+        prompt_tokens=max(0, new["prompt_tokens"] + replaced.prompt_tokens),
+        output_tokens=max(0, new["output_tokens"] + replaced.output_tokens),
+    )
 
 
 def _counts_of(stats: PartStats) -> tuple[int, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import replace
 
 from jobs.config import DeadlineConfig
@@ -13,7 +13,7 @@ from jobs.hint import SchedulingHint
 from jobs.ledger.history import HarvestedLog, HarvestLog, LengthBook, bands
 from jobs.ledger.record import ActiveLeases, JobRecord
 from jobs.ledger.store.contract import Store
-from jobs.spec import JobView, LengthBand, PartStats
+from jobs.spec import JobView, LengthBand, PartStats, Spent
 from jobs.states import ACTIVE, ENDED
 
 log = logging.getLogger("harvester.ledger")
@@ -42,7 +42,8 @@ class JobForecast:
         """Record how far a job is, after a heartbeat or a commit."""
         self._now_s = now_s
         running = self._leases.running(record.spec.id)
-        record.rate.add(now_s, record.rows_done + running.rows, record.tokens_done + running.tokens)
+        tokens = record.tokens_done + record.tokens_replaced + running.tokens
+        record.rate.add(now_s, record.rows_done - record.rows_to_retry + running.rows, tokens)
         self._harvest.mark(record.spec.model, now_s, busy=True)
 
     def idle(self, now_s: float) -> None:
@@ -56,9 +57,9 @@ class JobForecast:
         self._lengths.learn(record.spec, stats.lengths)
         self._is_new = True
 
-    def account(self, record: JobRecord, added: Mapping[str, int], stats: PartStats, now_s: float) -> None:
+    def account(self, record: JobRecord, spent: Spent, stats: PartStats, now_s: float) -> None:
         """See `HarvestedLog.add`."""
-        self._harvested.add(record.spec, added, stats, now_s)
+        self._harvested.add(record.spec, spent, stats, now_s)
         self._is_new = True
 
     def write_due(self, now_s: float) -> None:
@@ -81,7 +82,8 @@ class JobForecast:
 
     def finish(self, record: JobRecord) -> Finish | None:
         """Expected finish of an active job; None for any other, and where no rate is known."""
-        rows_left = max(0, record.spec.rows_total - record.rows_done - self._leases.running(record.spec.id).rows)
+        done = record.rows_done - record.rows_to_retry + self._leases.running(record.spec.id).rows
+        rows_left = max(0, record.spec.rows_total - done)
         left = self._left(record, rows_left)
         if record.state not in ACTIVE or left is None:
             return None

@@ -91,13 +91,12 @@ class HarvestedLog:
         self._store = store
         self._new: dict[tuple[str, str, str | None], tuple[JobSpec, list[float], float | None]] = {}  # by day, job and currency
 
-    def add(self, job: JobSpec, added: Mapping[str, int], stats: PartStats, now_s: float) -> None:
-        """``added``: rows and tokens that the part has more than the one before; ``stats``: with device time and prices of this lease."""
+    def add(self, job: JobSpec, spent: Spent, stats: PartStats, now_s: float) -> None:
+        """``spent``: rows and tokens that a part brought; ``stats``: with device time and prices of this lease."""
         key = (datetime.fromtimestamp(now_s, UTC).date().isoformat(), job.id, stats.currency)
-        rows = added["rows_ok"] + added["rows_error"]
-        counts = [rows, added["prompt_tokens"], added["output_tokens"], stats.device_s / HOUR_S]
+        counts = [spent.requests, spent.prompt_tokens, spent.output_tokens, stats.device_s / HOUR_S]
         _, before, cost = self._new.get(key, (job, [0, 0, 0, 0.0], None))
-        costs = [one for one in (cost, _cost(added, stats)) if one is not None]
+        costs = [one for one in (cost, _cost(spent, stats)) if one is not None]
         self._new[key] = (job, [a + b for a, b in zip(before, counts, strict=True)], sum(costs) if costs else None)
 
     def write(self) -> None:
@@ -107,12 +106,12 @@ class HarvestedLog:
         self._new.clear()
 
 
-def _cost(added: Mapping[str, int], stats: PartStats) -> float | None:
+def _cost(spent: Spent, stats: PartStats) -> float | None:
     """Of the device time, or of the new tokens. None without a price."""
     if stats.token_prices is None:
         return stats.cost
     prompt_price, output_price = stats.token_prices
-    return (added["prompt_tokens"] * prompt_price + added["output_tokens"] * output_price) / 1e6
+    return (spent.prompt_tokens * prompt_price + spent.output_tokens * output_price) / 1e6
 
 
 def recent_spans(rows: Iterable[Mapping[str, Any]], model: str | None, now_s: float) -> list[Span]:

@@ -125,7 +125,7 @@ class Ledger:
             book.run("set_generation", [generation, record.spec.id])
             values = book.write_queued(record, now_s)
         book.took(record, {**values, "generation": generation})
-        ((record.open_slices,),) = book.run("open_slices", [record.spec.id])
+        ((record.open_slices, record.rows_to_retry),) = book.run("open_slices", [record.spec.id])
         book.update_pending(record)
         return book.view(record)
 

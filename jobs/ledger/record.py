@@ -22,7 +22,10 @@ _OK, _ERROR = COUNTS.index("rows_ok"), COUNTS.index("rows_error")
 
 
 class Running(NamedTuple):
-    """Progress of leases. ``rows``, and the ``errors`` among them, are in no part yet; ``tokens`` are since the leases were granted."""
+    """Progress of leases. ``rows``, and the ``errors`` among them, are in no part yet; ``tokens`` are since the leases were granted.
+
+    Of a retry they are rows that had failed: the part still has their errors.
+    """
 
     rows: int = 0
     errors: int = 0
@@ -50,7 +53,7 @@ class ActiveLease:
 
     @property
     def running(self) -> Running:
-        ok, errors = self.kept[_OK], self.kept[_ERROR]
+        ok, errors = self.kept[_OK], self.kept[_ERROR] if self.generation == 0 else 0  # a retry asks again what had failed
         return Running(max(0, self.rows_done - ok - errors), max(0, self.rows_error - errors), self.tokens_done)
 
     def first_of(self, attempt: int) -> Self:
@@ -212,6 +215,8 @@ class JobRecord:
     rate: Rate = field(default_factory=Rate)
     turn: float = 0.0  # virtual counter: tokens leased over weight, from where it joined; the lowest is next
     open_slices: int = 0  # that are not done
+    rows_to_retry: int = 0  # failed rows in open slices of a retry: they are counted in its row, and asked again
+    tokens_replaced: int = 0  # tokens of the rows that retries have replaced, since the ledger was opened
     granted: int = 0  # number of its last lease, counted over all jobs
     error_example: str | None = None  # how a row of it failed last
     standing: str | None = None
@@ -266,6 +271,7 @@ class JobRecord:
             **kept,
             state=self.state,
             rows_running=rows_running,
+            rows_to_retry=0 if self.state in ENDED else self.rows_to_retry,
             offline_tokens_per_s=self._tokens_per_s(),
             eta_s=0.0 if self.state in ENDED else finish.seconds if finish else None,
             eta_low_s=finish.low_s if finish else None,

@@ -28,6 +28,7 @@ from jobs.storage.inputs import fetch_input, is_ours
 from jobs.storage.parts import results_of
 from jobs.tasks.answer import check_answerable
 from jobs.tasks.template import plain_text
+from jobs.usage import NONE_USED, Usage
 
 log = logging.getLogger("harvester.runner")
 
@@ -97,6 +98,7 @@ class SliceFiles:
     spool: Spool
     table: pa.Table  # the slice's rows, with the columns that the prompt and the results need
     kept: pa.Table | None  # of an earlier generation's part: the rows that need no retry
+    replaced: Usage = NONE_USED  # of the other rows in that part
 
     @property
     def job(self) -> JobSpec:
@@ -131,7 +133,7 @@ class SliceFiles:
         there = part_stats_of(self.sink, self.lease)
         if there is None or there.generation <= self.lease.generation:
             self.sink.write(part_name(self.lease.slice.slice_id), part, {STATS_KEY: stats.model_dump_json()})
-        return stats
+        return stats.model_copy(update={"replaced": self.replaced})
 
     def publish_some(self) -> PartStats | None:
         """Write an incomplete part with the rows done so far, for a slice that is given back; the next holder replaces it.
@@ -198,8 +200,11 @@ def open_slice(lease: Lease, source: Source, sink: Sink, spools: Spools) -> Slic
     group = source.row_groups()[cut.group_index]
     columns = list(dict.fromkeys([*columns_needed(lease.job), *lease.job.keep]))
     table = source.read(group, cut.offset, cut.row_count, columns)
-    kept = None
+    kept, replaced = None, NONE_USED
     if lease.generation > 0 and sink.metadata(part_name(cut.slice_id)) is not None:
         part = sink.read(part_name(cut.slice_id))
-        kept = part.filter(pc.equal(part.column("status"), "ok"))
-    return SliceFiles(lease, source, sink, spools.open(lease), table, kept)
+        is_ok = pc.equal(part.column("status"), "ok")
+        kept, failed = part.filter(is_ok), part.filter(pc.invert(is_ok))
+        if part_stats_of(sink, lease) is not None:  # an incomplete part is of this retry: its failed rows are in the spool
+            replaced = Usage(**{name: pc.sum(failed.column(name)).as_py() or 0 for name in ("prompt_tokens", "output_tokens")})
+    return SliceFiles(lease, source, sink, spools.open(lease), table, kept, replaced)

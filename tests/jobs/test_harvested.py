@@ -106,6 +106,19 @@ async def test_a_retry_costs_the_tokens_of_the_rows_that_it_computed(world: Worl
     assert line["cost"] == pytest.approx(cost_of_tokens(line))
 
 
+async def test_a_retry_is_accounted_beside_the_failed_rows_that_it_replaces(world: World) -> None:
+    job_id = world.submit(4, inline={"answer": "choice", "labels": [f"row {number}" for number in range(4)]})
+    await harvested(world, ScriptedEngine(answer=lambda prompt: "no label"))
+    world.ledger.retry(job_id, world.clock())
+    failed = world.show()
+    assert failed.rows_error == 4
+    assert failed.prompt_tokens > 0
+    await harvested(world, ScriptedEngine())
+    (line,) = world.ledger.table("harvested").to_pylist()
+    assert (line["rows"], line["prompt_tokens"]) == (4, failed.prompt_tokens + world.show().prompt_tokens)
+    assert line["cost"] == pytest.approx(cost_of_tokens(line))
+
+
 async def test_a_paused_job_costs_its_tokens_once(world: World) -> None:
     job_id, engine = world.submit(8), ScriptedEngine(concurrency=1)
     engine.answer = lambda prompt: (engine.hold() if engine.calls == 3 else None) or last_line(prompt)

@@ -75,7 +75,7 @@ class World:
 
     def enter(self, spec: SourceSpec, job_id: str, prompt: str = "Answer with the last line.\n{text}", **fields: Any) -> str:
         self.clock.advance(1.0)
-        inline = {"prompt": prompt, "max_tokens": 8}
+        inline = {"prompt": prompt, "max_tokens": 8, **fields.pop("inline", {})}
         request = JobRequest(source=spec, task="echo", task_inline=inline, column="text", **fields)
         with open_source(spec.uri, table=spec.table, query=spec.query, snapshot_dir=self.folder.snapshot(job_id)) as source:
             plan = plan_job(request, source, model="scripted", harvest=self.harvest, now_s=self.clock(), token="0001")

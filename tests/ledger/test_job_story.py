@@ -54,7 +54,7 @@ def shown(ledger: Ledger, **but: Any) -> dict[str, Any]:
 
 
 NOTHING = {
-    **dict.fromkeys(("rows_ok", "rows_error", "rows_truncated", "rows_recomputed", "rows_cut_off", "rows_running"), 0),
+    **dict.fromkeys(("rows_ok", "rows_error", "rows_truncated", "rows_recomputed", "rows_cut_off", "rows_running", "rows_to_retry"), 0),
     **dict.fromkeys(("prompt_tokens", "cached_tokens", "output_tokens", "preemptions"), 0),
     "guaranteed_share": 0.0,
 }

@@ -291,10 +291,13 @@ SELECT
 FROM leases WHERE job_id = ?;
 
 -- name: open_slices
-SELECT count(*) FROM leases WHERE job_id = ? AND state <> 'done';
+-- With the failed rows that a retry asks again.
+SELECT count(*), CAST(coalesce(sum(CASE WHEN generation > 0 THEN rows_error END), 0) AS BIGINT)
+FROM leases WHERE job_id = ? AND state <> 'done';
 
 -- name: open_by_job
-SELECT job_id, count(*) FROM leases WHERE state <> 'done' GROUP BY job_id;
+SELECT job_id, count(*), CAST(coalesce(sum(CASE WHEN generation > 0 THEN rows_error END), 0) AS BIGINT)
+FROM leases WHERE state <> 'done' GROUP BY job_id;
 
 -- name: retry_slices
 UPDATE leases SET state = 'pending', generation = ?, attempt = 0 WHERE job_id = ? AND state = 'done' AND rows_error > 0;

@@ -86,8 +86,8 @@ def progress_line(view: JobView) -> str:
 
 
 def rows_done(view: JobView) -> int:
-    """Rows with a result, published or not yet."""
-    return min(view.rows_ok + view.rows_error + view.rows_running, view.rows_total)
+    """Rows with a result, published or not yet, without those that are asked again."""
+    return min(view.rows_ok + view.rows_error - view.rows_to_retry + view.rows_running, view.rows_total)
 
 
 def share_done(view: JobView) -> float:

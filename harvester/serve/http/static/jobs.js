@@ -11,7 +11,7 @@ export const VERBS = {
   remove: { label: "Remove", text: "Its results and inputs are deleted. This cannot be undone.", from: ENDED, isGrave: true },
 };
 
-export const doneRows = (view) => Math.min(view.rows_total, view.rows_ok + view.rows_error + view.rows_running);
+export const doneRows = (view) => Math.min(view.rows_total, view.rows_ok + view.rows_error - view.rows_to_retry + view.rows_running);
 export const may = (verb, view) => VERBS[verb].from.includes(view.state) && (verb !== "retry" || view.rows_error > 0) && (verb !== "remove" || !view.id.startsWith("batch_"));
 
 function newRow(id) {
