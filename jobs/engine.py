@@ -105,7 +105,10 @@ class RowEngine(Protocol):
 
     @property
     def harvested_s(self) -> float:
-        """GPU-seconds that it spent on offline work alone since it was started. Steps that chat shared are not counted."""
+        """GPU-seconds that it spent on jobs since it was started, in steps of offline work alone. Steps that chat shared do not count.
+
+        Of a step that flex chat or a measurement shared, it is the jobs' part by tokens.
+        """
 
     async def count_tokens(self, messages: tuple[Message, ...], rendering: Rendering = PLAIN) -> int:
         """Tokens of the rendered chat prompt. Never blocks the event loop."""

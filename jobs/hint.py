@@ -18,6 +18,7 @@ ARGS = (
     "above_slo",
     "answer_tokens",
 )  # keys of a request's extra arguments that only jobs may set, never a chat client
+PROFILE, VERIFY = "profile", "verify"  # in place of a job, of the requests that measure and check an engine
 MIN_WEIGHT = 1e-6
 MAX_SHARE = 0.9
 
@@ -72,6 +73,11 @@ class SchedulingHint:
             above_slo=above_slo is True,
             answer_tokens=answer if isinstance(answer, int) and answer > 0 else None,
         )
+
+
+def is_job(name: str) -> bool:
+    """Whether offline work under this name is a job's: not chat of tier flex, nor a measurement."""
+    return name not in ("", PROFILE, VERIFY)
 
 
 def without_hint(args: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ HOUR_S = 3600.0
 
 
 class DeviceTime:
-    """Used from one event loop. The slices' charges add up to the engine's time on offline work since this object was made."""
+    """Used from one event loop. The slices' charges add up to the engine's time on jobs since this object was made."""
 
     def __init__(self, engine: RowEngine, price: PriceConfig | None) -> None:
         self._engine, self._price = engine, price

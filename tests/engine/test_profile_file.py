@@ -16,10 +16,11 @@ from harvester.engine.core.steps import Step
 from harvester.engine.launch import profiles
 from harvester.engine.launch.profiles import profile_path
 from harvester.engine.shared.settings import Settings
-from harvester.engine.shared.state import Field, SharedState
+from harvester.engine.shared.state import Count, Field, SharedState
 from harvester.model_config import CheckpointConfig, ScheduleConfig, ShareConfig, SloConfig
 from harvester.policy.model.latency import LatencyModel
 from harvester.policy.model.prediction import LengthPredictor
+from jobs.hint import PROFILE, VERIFY
 
 ENGINE = SimpleNamespace(
     parallel_config=SimpleNamespace(pipeline_parallel_size=1, tensor_parallel_size=1),
@@ -97,3 +98,13 @@ def test_another_model_has_another_file(before: dict[str, Any], after: dict[str,
     assert path(**before) == path(**before)
     assert path(**before) != path(**after)
     assert path(**after).name.startswith(f"{after.get('name', 'prod')}-")
+
+
+def test_only_the_part_of_jobs_in_a_step_of_offline_work_is_charged_to_them(world: World) -> None:
+    """Chat of tier flex, the profile and the verification are offline work of nobody's job."""
+    for number, served in enumerate(({"docs-1": 40, "batch-1": 10, "": 30, PROFILE: 15, VERIFY: 5}, {"": 8}, {"docs-1": 7})):
+        output = SimpleNamespace(num_scheduled_tokens=served)
+        world.report.ends(Step(number, output, sum(served.values()), True, 0.0, 0.0, served=served), 2.0, 0.0)
+    world.report.ends(Step(9, output, 14, False, 0.0, 0.0, served={"docs-1": 7}), 2.0, 0.0)  # beside chat
+    assert world.shared.count(Count.HARVESTED_S) == 6.0
+    assert world.shared.count(Count.JOBS_S) == 1.0 + 0.0 + 2.0

@@ -14,6 +14,7 @@ from harvester.policy.model.alone import ChatTimes
 from harvester.policy.model.prediction import Accuracy, LengthPredictor
 from harvester.policy.step.preempt import layers_between
 from harvester.policy.view import Plan
+from jobs.hint import is_job
 
 MODEL_EVERY = 16  # steps
 SAVE_S = 60.0
@@ -102,6 +103,8 @@ class Reporting:
         shared.add(Count.ONLINE_TOKENS, whole - harvested)
         shared.add(Count.BUSY_S, seconds)
         shared.add(Count.HARVESTED_S, seconds if step.alone else 0.0)
+        of_jobs = sum(tokens for name, tokens in step.served.items() if is_job(name))
+        shared.add(Count.JOBS_S, seconds * of_jobs / harvested if step.alone and harvested else 0.0)
 
     def chat(self, times: ChatTimes) -> None:
         """Publish chat's latencies so far, and as they would have been without offline work."""

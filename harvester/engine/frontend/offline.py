@@ -59,7 +59,7 @@ class OfflineEngine:
 
     @property
     def harvested_s(self) -> float:
-        return 0.0 if self._shared is None else self._shared.count(Count.HARVESTED_S) * self._llm.devices
+        return 0.0 if self._shared is None else self._shared.count(Count.JOBS_S) * self._llm.devices
 
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)

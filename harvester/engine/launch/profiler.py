@@ -14,6 +14,7 @@ from typing import Any
 from harvester.engine.frontend.engine import TokenEngine
 from harvester.engine.shared.state import Count, Field, SharedState
 from harvester.errors import EngineError, UsageError
+from jobs.hint import JOB_ARG, PROFILE
 
 FULL_S, SHORT_S = 40.0, 8.0
 SAVE_WAIT_S = 20.0
@@ -79,7 +80,7 @@ async def _run(llm: TokenEngine, probe: Probe, rng: random.Random, name: str) ->
 
     async def one(number: int) -> None:
         ids = [rng.randrange(vocabulary // 2, vocabulary) for _ in range(probe.prompt)]
-        await llm.complete(f"{name}-{number}", ids, max_tokens=probe.answer, extra={"job": "profile"}, sampling={"ignore_eos": True})
+        await llm.complete(f"{name}-{number}", ids, max_tokens=probe.answer, extra={JOB_ARG: PROFILE}, sampling={"ignore_eos": True})
 
     await asyncio.gather(*(one(number) for number in range(probe.requests)))
 

@@ -119,6 +119,7 @@ class Count(IntEnum):
     WITHIN_HIGH = 50  # of those, no longer than the predicted P90
     LENGTH_ERROR = 51  # gauge: median of abs(predicted - made) / made of the latest, where there are any
     CHATS_GONE = 52  # online requests that ended without a first token
+    JOBS_S = 53  # of `HARVESTED_S`, the part of jobs by tokens: without flex chat and measurements
 
 
 SIZE = (Field.IN_FLIGHT + DEPTH * len(StepField)) * 8

@@ -11,13 +11,14 @@ from typing import Any
 
 from harvester.core import PRIORITY_OFFLINE, PRIORITY_ONLINE
 from harvester.engine.frontend.engine import Generated, TokenEngine
+from jobs.hint import JOB_ARG, VERIFY
 
 
 async def ask(llm: TokenEngine, name: str, ids: Sequence[int], tokens: int, *, online: bool = False, **sampling: Any) -> Generated:
     """The whole greedy answer of exactly ``tokens``; ``sampling``: further sampling parameters, by vLLM's names."""
     priority = PRIORITY_ONLINE if online else PRIORITY_OFFLINE
     return await llm.complete(
-        name, ids, max_tokens=tokens, priority=priority, extra={"job": "verify"}, sampling={"ignore_eos": True, **sampling}
+        name, ids, max_tokens=tokens, priority=priority, extra={JOB_ARG: VERIFY}, sampling={"ignore_eos": True, **sampling}
     )
 
 
