@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -14,7 +16,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 
 from harvester.core import Role
-from harvester.engine.frontend.spending import ASKER, SPENT, told, told_prompt
+from harvester.engine.frontend.spending import ASKER, SPENT, sent, told, told_prompt
 from harvester.errors import KeyRefusedError, QuotaError, StorageError
 from harvester.serve.access.gate import Gate
 from harvester.serve.access.identity import Identity
@@ -99,6 +101,62 @@ async def test_a_client_that_hangs_up_has_spent_what_came() -> None:
             break
     SPENT.reset(token)
     assert heard == [(3, 2)]
+
+
+class Collector:
+    """Holds what vLLM had made when the request was aborted."""
+
+    def __init__(self, output: Output | Exception | None) -> None:
+        self.output = output
+
+    def get_nowait(self) -> Output | None:
+        if isinstance(self.output, Exception):
+            raise self.output
+        return self.output
+
+
+async def hung_up(held: Collector, counted: Callable[[Any], AsyncGenerator[Any, None]]) -> list[tuple[int, int]]:
+    """What was told of an answer in one piece whose client hung up while it was made."""
+    began = asyncio.Event()
+
+    async def answer() -> AsyncGenerator[Output, None]:
+        sent(held)
+        began.set()
+        await asyncio.Event().wait()
+        yield outputs([1])[0]
+
+    async def ask() -> None:
+        async for _ in counted(answer()):
+            pass
+
+    heard: list[tuple[int, int]] = []
+    token = SPENT.set(lambda *tokens: heard.append(tokens))
+    asking = asyncio.create_task(ask())
+    SPENT.reset(token)
+    await began.wait()
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    return heard
+
+
+@pytest.mark.parametrize(
+    ("left", "expected"),
+    [(outputs([7])[0], (3, 7)), (outputs([0])[0], (3, 0)), (None, (0, 0)), (StorageError("the engine died"), (0, 0))],
+    ids=["half made", "in its prefill", "not sent", "of a dead engine"],
+)
+async def test_a_client_that_hangs_up_before_an_answer_in_one_piece_has_spent_what_was_made(
+    left: Output | Exception | None, expected: tuple[int, int]
+) -> None:
+    assert await hung_up(Collector(left), lambda made: told(made, is_delta=False)) == [expected]
+
+
+async def test_a_client_that_hangs_up_before_its_embedding_has_spent_the_prompt() -> None:
+    assert await hung_up(Collector(outputs([0])[0]), told_prompt) == [(3, 0)]
+
+
+async def test_what_a_client_had_not_read_of_a_stream_is_spent_too() -> None:
+    assert await hung_up(Collector(outputs([2])[0]), lambda made: told(made, is_delta=True)) == [(3, 2)]
 
 
 async def test_an_embedding_has_spent_its_prompt() -> None:

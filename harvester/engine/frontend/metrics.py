@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
@@ -91,24 +91,26 @@ class ClassMetrics:
 
 
 class StreamClock:
-    """Times the outputs of one online request."""
+    """Times the outputs of one online request, whose first ``choices`` choices are chat."""
 
-    def __init__(self, metrics: ClassMetrics, promise: Slo, arrived_s: float, tier: ServiceTier = ServiceTier.DEFAULT) -> None:
-        self._metrics, self._promise, self._tier = metrics, promise, tier
-        self._last_s = arrived_s
-        self._tokens = 0
+    def __init__(
+        self, metrics: ClassMetrics, promise: Slo, arrived_s: float, tier: ServiceTier = ServiceTier.DEFAULT, choices: int = 1
+    ) -> None:
+        self._metrics, self._promise, self._tier, self._choices = metrics, promise, tier, choices
+        self._arrived_s = arrived_s
+        self._last_s: dict[int, float] = {}  # by choice, when its last token came
 
-    def output(self, tokens: int) -> None:
-        """An output with ``tokens`` tokens came just now."""
-        if tokens == 0:
-            return
+    def output(self, made: Mapping[int, int]) -> None:
+        """An output came just now, with so many tokens of each choice. TTFT is that of the first choice to begin, TPOT of each its own."""
         now_s = time.monotonic()
-        if self._tokens == 0:
-            self._metrics.first_token(now_s - self._last_s, self._promise, self._tier)
-        else:
-            self._metrics.next_token(now_s - self._last_s, tokens, self._promise, self._tier)
-        self._tokens += tokens
-        self._last_s = now_s
+        for choice, tokens in made.items():
+            if tokens == 0 or choice >= self._choices:
+                continue
+            if choice in self._last_s:
+                self._metrics.next_token(now_s - self._last_s[choice], tokens, self._promise, self._tier)
+            elif not self._last_s:
+                self._metrics.first_token(now_s - self._arrived_s, self._promise, self._tier)
+            self._last_s[choice] = now_s
 
 
 class CheckpointMetrics:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import aclosing, suppress
 from contextvars import ContextVar
-from typing import Protocol, TypeVar
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
 
 # Both are set around a request by the middleware before the application. Name of the caller's API key; None where no key is required.
 ASKER: ContextVar[str | None] = ContextVar("ASKER", default=None)
@@ -32,8 +33,29 @@ Out = TypeVar("Out", bound=Output)
 Read = TypeVar("Read", bound=Prompted)
 
 
+class Collector(Protocol):
+    """Holds the outputs of a request that nobody has read yet; vLLM merges them into one."""
+
+    def get_nowait(self) -> Any: ...
+
+
+# Takes the collector of the request that a counted stream is about to send.
+_SENDS: ContextVar[list[Collector] | None] = ContextVar("SENDS", default=None)
+
+
+def sent(collector: Collector) -> None:
+    """A request was sent, and its outputs come to ``collector``. Called within the first step of its stream."""
+    held = _SENDS.get()
+    if held is not None:
+        held.append(collector)
+        _SENDS.set(None)
+
+
 def told(stream: AsyncGenerator[Out, None], *, is_delta: bool) -> AsyncGenerator[Out, None]:
-    """The same outputs; `SPENT` is told their tokens at the end, also after a hang-up. ``is_delta``: each holds only new tokens."""
+    """The same outputs; `SPENT` is told their tokens at the end. ``is_delta``: each holds only new tokens.
+
+    After a hang-up it is told what was made until then, also of an answer that comes in one piece.
+    """
     spent = SPENT.get()
     return stream if spent is None else _told(stream, spent, is_delta)
 
@@ -46,23 +68,53 @@ def told_prompt(stream: AsyncGenerator[Read, None]) -> AsyncGenerator[Read, None
 
 async def _told_prompt(stream: AsyncGenerator[Read, None], spent: Callable[[int, int], None]) -> AsyncGenerator[Read, None]:
     prompt_tokens = 0
+    held: list[Collector] = []
+    _SENDS.set(held)
     try:
         async with aclosing(stream):
             async for output in stream:
-                prompt_tokens = max(prompt_tokens, len(output.prompt_token_ids or ()))
+                prompt_tokens = max(prompt_tokens, _prompt_tokens(output))
                 yield output
     finally:
-        spent(prompt_tokens, 0)
+        spent(max([prompt_tokens, *map(_prompt_tokens, _unread(held))]), 0)
 
 
 async def _told(stream: AsyncGenerator[Out, None], spent: Callable[[int, int], None], is_delta: bool) -> AsyncGenerator[Out, None]:
-    prompt_tokens = output_tokens = 0
+    tally = _Tally(is_delta)
+    held: list[Collector] = []
+    _SENDS.set(held)
     try:
         async with aclosing(stream):
             async for output in stream:
-                tokens = sum(len(one.token_ids) for one in output.outputs)
-                output_tokens = output_tokens + tokens if is_delta else max(output_tokens, tokens)
-                prompt_tokens = max(prompt_tokens, len(output.prompt_token_ids or ()))
+                tally.add(output)
                 yield output
     finally:
-        spent(prompt_tokens, output_tokens)
+        for output in _unread(held):
+            tally.add(output)
+        spent(tally.prompt_tokens, tally.output_tokens)
+
+
+@dataclass(slots=True)
+class _Tally:
+    is_delta: bool
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+
+    def add(self, output: Output) -> None:
+        tokens = sum(len(one.token_ids) for one in output.outputs)
+        self.output_tokens = self.output_tokens + tokens if self.is_delta else max(self.output_tokens, tokens)
+        self.prompt_tokens = max(self.prompt_tokens, _prompt_tokens(output))
+
+
+def _prompt_tokens(output: Prompted) -> int:
+    return len(output.prompt_token_ids or ())
+
+
+def _unread(held: list[Collector]) -> Iterator[Any]:
+    """Outputs that nobody has read: of a request that was aborted, vLLM leaves what it had made so far."""
+    for collector in held:
+        output = None
+        with suppress(Exception):  # an error of the engine, which the reader of the stream gets
+            output = collector.get_nowait()
+        if output is not None:
+            yield output

@@ -26,7 +26,7 @@ from harvester.engine.frontend.engine import Embedded, Generated, Sizes
 from harvester.engine.frontend.metrics import ClassMetrics, StreamClock
 from harvester.engine.frontend.overload import Overload
 from harvester.engine.frontend.signal import ArrivalSignal
-from harvester.engine.frontend.spending import told, told_prompt
+from harvester.engine.frontend.spending import sent, told, told_prompt
 from harvester.engine.processes.in_subprocess import kill
 from harvester.engine.shared.settings import KEY, Settings, Slo
 from harvester.engine.shared.state import SharedState
@@ -144,6 +144,7 @@ class HarvestLLM(AsyncLLM):
         if not online and self._is_traced and not named.get("trace_headers"):
             named["trace_headers"] = UNTRACED
         collector = await super().add_request(request_id, prompt, params, arrival_time, *given, **named)
+        sent(collector)
         chat = getattr(params, "n", 1) if online else 0
         if self.overload is not None and chat:
             chat = self.overload.chat_of(request_id, chat)
@@ -173,15 +174,16 @@ class HarvestLLM(AsyncLLM):
         made, is_delta = 0, sampling_params.output_kind is RequestOutputKind.DELTA
         stream = super().generate(prompt, sampling_params, request_id, *given, **named)
         stream = told(stream, is_delta=is_delta)
-        with self._running(request_id, sampling_params.n, named.get("priority", 0)) as work:
-            clock = self._clock(sampling_params, named.get("priority", 0)) if is_delta and work is WorkClass.ONLINE else None
+        with self._running(request_id, sampling_params.n, named.get("priority", 0)) as chat:
+            work = WorkClass.ONLINE if chat else WorkClass.OFFLINE
+            clock = self._clock(sampling_params, named.get("priority", 0), chat) if is_delta and chat else None
             async with aclosing(stream):  # a client that hangs up aborts it
                 with self._counted(work):
                     async for output in stream:
                         tokens = sum(len(one.token_ids) for one in output.outputs)
                         made = made + tokens if is_delta else tokens
                         if clock is not None:
-                            clock.output(tokens)
+                            clock.output({one.index: len(one.token_ids) for one in output.outputs})
                         yield output
         if self.overload is not None and work is WorkClass.ONLINE:
             self.overload.answered(made // max(1, sampling_params.n))
@@ -189,19 +191,18 @@ class HarvestLLM(AsyncLLM):
             self._metrics.queued(work.value, max(0.0, output.metrics.scheduled_ts - output.metrics.queued_ts))
 
     @contextmanager
-    def _running(self, request_id: str, choices: int, priority: int) -> Iterator[WorkClass]:
-        """A prompt runs within the block. Yields its class of work: offline if none of its choices is chat."""
-        work = work_class(priority)
-        if self.overload is None or work is WorkClass.OFFLINE:
-            yield work
+    def _running(self, request_id: str, choices: int, priority: int) -> Iterator[int]:
+        """A prompt runs within the block. Yields how many of its choices are chat: the first ones, or none."""
+        if self.overload is None or work_class(priority) is WorkClass.OFFLINE:
+            yield choices if work_class(priority) is WorkClass.ONLINE else 0
             return
         with self.overload.running(request_id, choices) as chat:
-            yield work if chat else WorkClass.OFFLINE
+            yield chat
 
-    def _clock(self, params: SamplingParams, priority: int) -> StreamClock | None:
+    def _clock(self, params: SamplingParams, priority: int, chat: int) -> StreamClock | None:
         if self._metrics is None:
             return None
-        return StreamClock(self._metrics, self._promise(params), time.monotonic(), tier_of_priority(priority))
+        return StreamClock(self._metrics, self._promise(params), time.monotonic(), tier_of_priority(priority), chat)
 
     async def encode(
         self, prompt: Any, pooling_params: PoolingParams, request_id: str, *given: Any, **named: Any
