@@ -1,21 +1,29 @@
-"""Runs work in a thread and cleans its result up if the awaiting task was cancelled meanwhile."""
+"""Runs work in threads: none is held by one client alone, and a result that nobody waits for any more is cleaned up."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
+from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
 from typing import TypeVar
 
 T = TypeVar("T")
 
 
-async def in_thread(threads: ThreadPoolExecutor, work: Callable[[], T], unmake: Callable[[T], object] | None = None) -> T:
+async def in_thread(
+    threads: ThreadPoolExecutor,
+    work: Callable[[], T],
+    unmake: Callable[[T], object] | None = None,
+    ended: Callable[[], None] | None = None,
+) -> T:
     """The result of ``work``, which runs in one of ``threads``.
 
     If the awaiting task is cancelled, work that has not begun is dropped. Work that has begun goes on to its end, and ``unmake`` then gets
-    its result, also in one of ``threads``.
+    its result, also in one of ``threads``. ``ended`` is called on the event loop once no thread is at the work any more.
     """
     lock, is_gone, made = threading.Lock(), False, list[T]()
 
@@ -30,13 +38,72 @@ async def in_thread(threads: ThreadPoolExecutor, work: Callable[[], T], unmake: 
         return result
 
     loop = asyncio.get_running_loop()
-    if unmake is None:
-        return await loop.run_in_executor(threads, work)
+
+    def tell(_: Future[T]) -> None:
+        assert ended is not None
+        with suppress(RuntimeError):  # the event loop was closed meanwhile
+            loop.call_soon_threadsafe(ended)
+
+    future = threads.submit(work if unmake is None else handed_over)
+    if ended is not None:
+        future.add_done_callback(tell)
     try:
-        return await loop.run_in_executor(threads, handed_over)
+        return await asyncio.wrap_future(future)
     except asyncio.CancelledError:
         with lock:
             is_gone = True
-        if made:
+        if made and unmake is not None:
             threads.submit(unmake, made[0])
         raise
+
+
+class FairThreads:
+    """``at_once`` threads, of which the work of one client holds at most ``client_at_once``. Used from one event loop.
+
+    Next is the client that holds the fewest; among equals the one that waits longest. Work whose awaiting task was cancelled counts until
+    it ends.
+    """
+
+    def __init__(self, name: str, at_once: int, client_at_once: int) -> None:
+        self._threads = ThreadPoolExecutor(at_once, thread_name_prefix=name)
+        self._at_once = at_once
+        self._client_at_once = client_at_once
+        self._running: Counter[str | None] = Counter()
+        self._waiting: dict[asyncio.Future[None], str | None] = {}  # in the order in which they came
+
+    async def run(self, client: str | None, work: Callable[[], T], unmake: Callable[[T], object] | None = None) -> T:
+        """Result of ``work`` for ``client``; None: one that may hold all threads. ``unmake``: see `in_thread`."""
+        if self._may_run(client):
+            self._running[client] += 1
+        else:
+            await self._turn(client)
+        return await in_thread(self._threads, work, unmake, partial(self._leave, client))
+
+    def shutdown(self) -> None:
+        """Wait until all work has ended. Call it from a thread."""
+        self._threads.shutdown()
+
+    async def _turn(self, client: str | None) -> None:
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting[turn] = client
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn not in self._waiting:  # it came just before
+                self._leave(client)
+            self._waiting.pop(turn, None)
+            raise
+
+    def _leave(self, client: str | None) -> None:
+        self._running[client] -= 1
+        if not self._running[client]:
+            del self._running[client]
+        able = [(self._running[one], turn) for turn, one in self._waiting.items() if self._may_run(one) and not turn.done()]
+        if able:
+            turn = min(able, key=lambda one: one[0])[1]
+            self._running[self._waiting.pop(turn)] += 1
+            turn.set_result(None)
+
+    def _may_run(self, client: str | None) -> bool:
+        is_free = self._running.total() < self._at_once
+        return is_free and (client is None or self._running[client] < self._client_at_once)

@@ -7,7 +7,6 @@ import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import TypeVar
 
 from connectors.base import Sink
 from connectors.errors import HarvesterError, SourceAwayError, SourceError, StorageError, UsageError
@@ -21,19 +20,19 @@ from jobs.run.client import LedgerClient
 from jobs.run.devicetime import DeviceTime
 from jobs.run.row import RowWork
 from jobs.run.row_return import RowReturn
-from jobs.run.slice import SliceFiles, SourceCache, open_slice, published
+from jobs.run.slice import SliceFiles, SourceCache, taken_slice
 from jobs.run.spans import NoSpans, Note, Spans
 from jobs.run.spool.spools import Spools
 from jobs.run.telling import despite_cancellation, tell
 from jobs.spec import JobSpec, PartStats
 from jobs.storage.folder import StateFolder
-from jobs.threads import in_thread
+from jobs.threads import FairThreads, in_thread
 
 log = logging.getLogger("harvester.runner")
-T = TypeVar("T")
 
 STORAGE_WAIT_S = 5.0
 LEAVE_POLL_S = 0.05
+READERS = 3  # sources read at once, one for each job: a slow one holds up neither the others nor what is published
 GIVE_BACK_S = 5.0  # longest wait of a cancelled task for the ledger
 
 
@@ -71,7 +70,8 @@ class Runner:
         self._part_slots = asyncio.Semaphore(engine.concurrency)  # for parts of long texts; a row needs one while it holds one of `_slots`
         self._room = asyncio.Event()
         self._hints: dict[str, SchedulingHint] = {}  # of each job, as the ledger said last
-        self._threads = ThreadPoolExecutor(1, thread_name_prefix="slices")
+        self._readers = FairThreads("read", READERS, 1)
+        self._publishing = ThreadPoolExecutor(1, thread_name_prefix="publish")
         self._sources = SourceCache(folder, open_sink)
         self._spools = Spools(folder, config.spool_send_s)
         self._row_return = RowReturn(holder, ledger, self._active)
@@ -94,13 +94,13 @@ class Runner:
             raise gone.exceptions[0] from None
         finally:
             await despite_cancellation(self._give_back_unbegun(), GIVE_BACK_S)
-            self._threads.submit(self._sources.close)
             # Not on the event loop: a slow source or storage would hold up the chats that end there.
-            await despite_cancellation(asyncio.to_thread(self._threads.shutdown), GIVE_BACK_S)
+            await despite_cancellation(asyncio.to_thread(self._shut_down), GIVE_BACK_S)
 
-    async def _in_thread(self, work: Callable[[], T], unmake: Callable[[T], object] | None = None) -> T:
-        """``unmake``: see `jobs.threads.in_thread`."""
-        return await in_thread(self._threads, work, unmake)
+    def _shut_down(self) -> None:
+        self._sources.close()
+        self._publishing.shutdown()
+        self._readers.shutdown()
 
     async def _beat(self) -> None:
         while True:
@@ -194,27 +194,33 @@ class Runner:
     async def _slice(self, active: ActiveSlice, note: Note) -> bool:
         """Compute and publish one slice. True when the ledger has it."""
         lease = active.lease
-        source, sink = await self._in_thread(lambda: self._sources.take(lease.job))
-        stats = await self._in_thread(lambda: published(sink, lease))
+        opened = await self._readers.run(lease.job.id, lambda: taken_slice(lease, self._sources, self._spools), self._let_go)
+        stats = opened if isinstance(opened, PartStats) else await self._computed(active, opened)
         if stats is None:
-            files = await self._in_thread(
-                lambda: open_slice(lease, source, sink, self._spools), lambda opened: self._spools.close_unsent(opened.spool)
-            )
-            try:
-                if not await self._rows(active, files):
-                    return False
-                active.publishing = True
-                stats = await self._in_thread(files.publish)
-            except asyncio.CancelledError:
-                if active.dropped:
-                    await despite_cancellation(tell(self._keep(active, files)), GIVE_BACK_S)
-                raise
-            finally:
-                await self._spools.close(files.spool, is_left=stats is None)
+            return False
         note(stats)
         await self.ledger.commit(lease.lease_id, lease.job.id, lease.slice.slice_id, self._charged(active, stats))
         await self._spools.forget(lease)
         return True
+
+    async def _computed(self, active: ActiveSlice, files: SliceFiles) -> PartStats | None:
+        """Answer the rows and publish their part. None where rows were left undone."""
+        stats = None
+        try:
+            if await self._rows(active, files):
+                active.publishing = True
+                stats = await in_thread(self._publishing, files.publish)
+        except asyncio.CancelledError:
+            if active.dropped:
+                await despite_cancellation(tell(self._keep(active, files)), GIVE_BACK_S)
+            raise
+        finally:
+            await self._spools.close(files.spool, is_left=stats is None)
+        return stats
+
+    def _let_go(self, opened: SliceFiles | PartStats) -> None:
+        if isinstance(opened, SliceFiles):
+            self._spools.close_unsent(opened.spool)
 
     def _charged(self, active: ActiveSlice, stats: PartStats) -> PartStats:
         others = sum(one.tokens_done for one in self._active.values() if one is not active)
@@ -225,7 +231,7 @@ class Runner:
         lease = active.lease
         if not files.spool.rows or not await self.ledger.holds(lease.lease_id):
             return
-        stats = await self._in_thread(files.publish_some)
+        stats = await in_thread(self._publishing, files.publish_some)
         if stats is not None and not await self.ledger.keep(lease.lease_id, self._charged(active, stats)):  # lost while they were written
             await self.ledger.reopen_slice(lease.job.id, lease.slice.slice_id)
 
@@ -233,7 +239,7 @@ class Runner:
         """Answer the rows of a slice. False where some were left undone, because this runner leaves."""
         todo = files.todo()
         feed = active.start(todo, files.spool.rows.values())
-        rows, cells = await self._in_thread(files.inputs)
+        rows, cells = await in_thread(self._publishing, files.inputs)
         work = RowWork(active.lease.job, self.engine, self.now_s, self._part_slots, self._hint_of, self._images)
         start, left = active.lease.slice.row_start, False
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -37,22 +38,34 @@ STATS_KEY = "harvester_part"  # of a part's metadata
 
 
 class SourceCache:
-    """Keeps the sources of up to `OPEN_JOBS` jobs open, and closes the least recently used one beyond. Used from one thread."""
+    """Keeps the sources of up to `OPEN_JOBS` jobs open, and closes the least recently used one beyond. Used from several threads."""
 
     def __init__(self, folder: StateFolder, open_sink: Callable[[StateFolder, str], Sink]) -> None:
         self._folder = folder
         self._open_sink = open_sink
-        self._open: OrderedDict[str, tuple[Source, Sink]] = OrderedDict()
+        self._lock = threading.Lock()
+        self._idle: OrderedDict[str, tuple[Source, Sink]] = OrderedDict()
+        self._is_closed = False
 
     def take(self, job: JobSpec) -> tuple[Source, Sink]:
-        """Raises `SourceError` where the source is gone, cannot be read, or is no longer what was submitted."""
-        if job.id not in self._open:
-            self._open[job.id] = (self._source(job), self._open_sink(self._folder, job.id))
-            while len(self._open) > OPEN_JOBS:
-                _, (source, _) = self._open.popitem(last=False)
-                source.close()
-        self._open.move_to_end(job.id)
-        return self._open[job.id]
+        """Source and sink of a job, which nobody else has until `keep`.
+
+        Raises `SourceError` where the source is gone, cannot be read, or is no longer what was submitted.
+        """
+        with self._lock:
+            idle = self._idle.pop(job.id, None)
+        return idle or (self._source(job), self._open_sink(self._folder, job.id))
+
+    def keep(self, job_id: str, source: Source, sink: Sink) -> None:
+        """Keep what was taken for the next one who takes it."""
+        with self._lock:
+            spare = self._idle.pop(job_id, None)  # opened beside this one
+            unused = [] if spare is None else [spare]
+            self._idle[job_id] = (source, sink)
+            while len(self._idle) > (0 if self._is_closed else OPEN_JOBS):
+                unused.append(self._idle.popitem(last=False)[1])
+        for closed, _ in unused:
+            closed.close()
 
     def _source(self, job: JobSpec) -> Source:
         spec = job.source
@@ -76,9 +89,13 @@ class SourceCache:
         return source
 
     def close(self) -> None:
-        for source, _ in self._open.values():
+        """Close what is idle now, and the others as soon as they are kept."""
+        with self._lock:
+            self._is_closed = True
+            idle = [source for source, _ in self._idle.values()]
+            self._idle.clear()
+        for source in idle:
             source.close()
-        self._open.clear()
 
 
 def open_parts(folder: StateFolder, job_id: str) -> PartsSink:
@@ -191,6 +208,15 @@ def published(sink: Sink, lease: Lease) -> PartStats | None:
         sink.put_aside(name)
         return None
     return stats if stats.generation == lease.generation else None
+
+
+def taken_slice(lease: Lease, sources: SourceCache, spools: Spools) -> SliceFiles | PartStats:
+    """`open_slice`, or what an earlier holder `published`. Call it from a thread: it takes as long as the source does."""
+    source, sink = sources.take(lease.job)
+    try:
+        return published(sink, lease) or open_slice(lease, source, sink, spools)
+    finally:
+        sources.keep(lease.job.id, source, sink)
 
 
 def open_slice(lease: Lease, source: Source, sink: Sink, spools: Spools) -> SliceFiles:

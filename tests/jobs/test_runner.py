@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -725,7 +726,7 @@ async def test_an_error_of_ours_outside_of_rows_fails_the_job_with_its_name(worl
     def broken(*given: Any) -> Any:
         raise ZeroDivisionError("a bug")
 
-    monkeypatch.setattr(runner_module, "open_slice", broken)
+    monkeypatch.setattr("jobs.run.slice.open_slice", broken)
     world.submit(8)
     job = await harvest(world, ScriptedEngine())
     assert (job.state, job.message) == (JobState.FAILED, "internal error: ZeroDivisionError: a bug")
@@ -819,6 +820,28 @@ async def test_a_frozen_replica_that_wakes_up_after_a_retry_leaves_the_newer_par
     assert world.results()["output"].to_pylist() == ["now"] * 4
 
 
+async def test_a_source_that_trickles_holds_up_no_other_job(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, let_go = threading.Event(), threading.Event()
+
+    def trickling(lease: Lease, *given: Any) -> Any:
+        if lease.job.id == slow:
+            begun.set()
+            assert let_go.wait(PATIENCE_S)
+        return open_slice(lease, *given)
+
+    monkeypatch.setattr("jobs.run.slice.open_slice", trickling)
+    slow, other = world.submit(64, "slow"), world.submit(16, "other")
+    async with at_work(world.runner(ScriptedEngine(concurrency=64))):
+        try:
+            await until(begun.is_set)
+            await until(lambda: world.ended(other))
+            assert not world.ended(slow)
+        finally:
+            let_go.set()
+        await until(lambda: world.ended(slow))
+    assert world.results(slow).num_rows == 64
+
+
 async def test_a_source_that_is_away_for_a_moment_fails_no_job(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner_module, "STORAGE_WAIT_S", 0.0)
     world.submit(8)
@@ -831,7 +854,7 @@ async def test_a_source_that_is_away_for_a_moment_fails_no_job(world: World, mon
             raise SourceAwayError("cannot read bucket/docs.parquet: AWS Error SLOW_DOWN")
         return open_slice(*given)
 
-    monkeypatch.setattr(runner_module, "open_slice", away)
+    monkeypatch.setattr("jobs.run.slice.open_slice", away)
     job = await harvest(world, ScriptedEngine())
     assert (job.state, job.rows_ok, job.message) == (JobState.COMPLETED, 8, None)
 
