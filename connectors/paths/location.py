@@ -14,6 +14,7 @@ from pyarrow import fs
 
 from connectors.edge import reading, shown
 from connectors.errors import SourceError
+from connectors.paths.pace import PacedHandler
 from connectors.paths.rules import SourceRules
 from connectors.paths.web import open_web
 
@@ -21,6 +22,7 @@ _ADDRESS = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*)://")
 # `?` is also a sign of globs: only key=value pairs at the very end are options of the address.
 _OPTIONS = re.compile(r"\?[A-Za-z_]+=[^/]*$")
 _GOOGLE = ("gs://", "gcs://")
+_WEB = ("http://", "https://")
 _GOOGLE_S = 15  # Arrow by itself retries for 15 minutes, silently
 KNOWN_ADDRESSES = "a path, file://, s3://, gs://, hdfs://, abfs:// and the addresses that fsspec knows"
 
@@ -61,10 +63,10 @@ def locate(uri: str, rules: SourceRules | None = None) -> Location:
     if rules is None:
         return _remote(uri, address[0])
     rules.check_address(uri)
-    if address[1].lower() not in ("http", "https"):
+    if address[0].lower() not in _WEB:
         return _remote(uri, address[0])
     with reading(uri):
-        return Location(fs.PyFileSystem(fs.FSSpecHandler(open_web(uri, rules))), uri.rstrip("/"), uri)
+        return Location(fs.PyFileSystem(PacedHandler(open_web(uri, rules), uri)), uri.rstrip("/"), uri)
 
 
 def _local(path: str, uri: str, rules: SourceRules | None) -> Location:
@@ -103,4 +105,5 @@ def _through_fsspec(uri: str, scheme: str) -> Location:
         raise SourceError(f"cannot read {shown(uri)}: {scheme} needs one more package: {error}") from error
     except ValueError as error:
         raise SourceError(f"cannot read {shown(uri)}: {scheme} is not a known kind of address; known: {KNOWN_ADDRESSES}") from error
-    return Location(fs.PyFileSystem(fs.FSSpecHandler(files)), path.rstrip("/") or "/", uri)
+    handler = PacedHandler(files, uri) if scheme.lower() in _WEB else fs.FSSpecHandler(files)
+    return Location(fs.PyFileSystem(handler), path.rstrip("/") or "/", uri)

@@ -16,13 +16,17 @@ if TYPE_CHECKING:
     from aiohttp import ClientSession, TCPConnector
     from aiohttp.abc import ResolveResult
 
+MOST_S = 300.0  # for one answer: fsspec asks for 5 MiB at a time
+SILENT_S = 30.0  # without a byte of it
+
 
 def open_web(uri: str, rules: SourceRules) -> fsspec.AbstractFileSystem:
     """A file system that connects only to what ``rules`` permit. Raises `SourceError` if they do not permit ``uri`` itself."""
     import aiohttp
 
     async def client(**options: Any) -> ClientSession:
-        return aiohttp.ClientSession(connector=checked_connector(rules), **options)
+        timeout = aiohttp.ClientTimeout(total=MOST_S, sock_connect=SILENT_S, sock_read=SILENT_S)
+        return aiohttp.ClientSession(connector=checked_connector(rules), timeout=timeout, **options)
 
     _check_first(uri, rules)
     return fsspec.filesystem(uri.partition(":")[0].lower(), get_client=client, skip_instance_cache=True)

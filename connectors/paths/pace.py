@@ -1,0 +1,78 @@
+"""Ends a web source that gives its bytes too slowly: it would hold one of the few threads that read sources for hours."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from functools import partial
+from time import monotonic
+from typing import Any, TypeVar
+
+import pyarrow as pa
+from pyarrow import fs
+
+from connectors.edge import shown
+from connectors.errors import SourceAwayError
+
+WINDOW_S = 60.0  # spent waiting for the source's server
+MIN_BYTES_S = 32 << 10
+ASKED_BYTES = 64 << 10  # what an answer counts as at least: asking for many small files takes longer than reading them
+T = TypeVar("T")
+
+
+class Pace:
+    """Over each 60 s that its readers wait for a source, summed over threads, it has to give 32 KiB/s."""
+
+    def __init__(self, uri: str) -> None:
+        self._uri = uri
+        self._lock = threading.Lock()
+        self._waited_s = 0.0
+        self._bytes = 0
+
+    def timed(self, call: Callable[..., T], *given: Any, least_bytes: int = ASKED_BYTES, **options: Any) -> T:
+        """The result of ``call``, whose bytes count, ``least_bytes`` at least. Raises `SourceAwayError` for a source that is too slow."""
+        began_s = monotonic()
+        found = call(*given, **options)
+        waited_s = monotonic() - began_s
+        with self._lock:
+            self._waited_s += waited_s
+            self._bytes += max(least_bytes, len(found) if isinstance(found, bytes) else 0)
+            if self._waited_s < WINDOW_S:
+                return found
+            seen_s, seen_bytes, self._waited_s, self._bytes = self._waited_s, self._bytes, 0.0, 0
+        if seen_bytes < MIN_BYTES_S * seen_s:
+            raise SourceAwayError(
+                f"cannot read {shown(self._uri)}: in {seen_s:.0f} s its server gave {seen_bytes:,} bytes, less than "
+                f"{MIN_BYTES_S:,} a second; try again later, or submit a copy that is read faster"
+            )
+        return found
+
+
+class PacedHandler(fs.FSSpecHandler):  # type: ignore[misc]  # Arrow has no types
+    """fsspec's files over HTTP for Arrow, which keep to a `Pace`."""
+
+    def __init__(self, files: Any, uri: str) -> None:
+        super().__init__(files)
+        self._pace = Pace(uri)
+
+    def get_file_info(self, paths: Any) -> Any:
+        ask = super().get_file_info
+        return [info for path in paths for info in self._pace.timed(ask, [path])]
+
+    def get_file_info_selector(self, selector: Any) -> Any:
+        return self._pace.timed(super().get_file_info_selector, selector)
+
+    def open_input_stream(self, path: str) -> Any:
+        return self.open_input_file(path)
+
+    def open_input_file(self, path: str) -> Any:
+        from fsspec.implementations.http import HTTPStreamFile  # imports aiohttp, which other sources do without
+
+        if not self._pace.timed(self.fs.isfile, path):
+            raise FileNotFoundError(path)
+        file = self._pace.timed(self.fs.open, path, mode="rb")
+        if isinstance(file, HTTPStreamFile):  # one answer, read in pieces
+            file.read = partial(self._pace.timed, file.read, least_bytes=0)
+        else:  # a request for each block
+            file.cache.fetcher = partial(self._pace.timed, file.cache.fetcher)
+        return pa.PythonFile(file, mode="r")

@@ -1,0 +1,107 @@
+"""A web source that trickles is given up before it holds a thread for hours; one that is only far away is read."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import re
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from connectors.errors import SourceAwayError
+from connectors.open import open_source
+from connectors.paths.rules import SourceRules
+
+RULES = SourceRules(hosts=("127.0.0.1",))
+
+
+class Site:
+    """Serves ``files`` by path, parts of them on request; those below ``/plain/`` only whole, and of unknown length."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, bytes] = {}
+        site = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                body = site.files.get(self.path)
+                asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("range", ""))
+                is_plain = self.path.startswith("/plain/")
+                if body is not None and asked and not is_plain:
+                    self.send_response(206)
+                    body = body[int(asked[1]) : int(asked[2]) + 1]
+                else:
+                    self.send_response(404 if body is None else 200)
+                if not is_plain:
+                    self.send_header("content-length", str(len(body or b"")))
+                self.end_headers()
+                if self.command == "GET":
+                    self.wfile.write(body or b"")
+
+            def do_HEAD(self) -> None:
+                self.do_GET()
+
+            def log_message(self, *_: object) -> None:
+                return
+
+        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._http.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._http.server_address[1]}"
+        self._thread = threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.01})
+        self._thread.start()
+
+    def close(self) -> None:
+        self._http.shutdown()
+        self._thread.join()
+        self._http.server_close()
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    site = Site()
+    yield site
+    site.close()
+
+
+def answers_take(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    times_s = itertools.count(0.0, seconds)
+    monkeypatch.setattr("connectors.paths.pace.monotonic", lambda: next(times_s))
+
+
+@pytest.mark.parametrize("rules", [None, RULES], ids=["own", "client"])
+@pytest.mark.parametrize("path", ["/docs.jsonl", "/plain/docs.jsonl"])
+def test_a_source_that_trickles_is_given_up(site: Site, rules: SourceRules | None, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    site.files[path] = b'{"text": "one"}\n' * 1000
+    answers_take(61.0, monkeypatch)
+    with pytest.raises(SourceAwayError, match=rf"{path}: in 61 s its server gave [\d,]+ bytes, less than 32,768 a second; try again later"):
+        open_source(f"{site.url}{path}", rules=rules)
+
+
+def test_rows_of_a_parquet_file_that_trickle_are_given_up(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = io.BytesIO()
+    pq.write_table(pa.table({"text": [f"row {number}" for number in range(1000)]}), table)
+    site.files["/docs.parquet"] = table.getvalue()
+    with open_source(f"{site.url}/docs.parquet", rules=RULES) as source:
+        answers_take(61.0, monkeypatch)
+        with pytest.raises(SourceAwayError, match="its server gave"):
+            source.read(source.row_groups()[0], 0, 10)
+
+
+def test_many_small_answers_are_no_trickle(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    site.files["/docs.jsonl"] = b'{"text": "one"}\n'
+    monkeypatch.setattr("connectors.paths.pace.WINDOW_S", 1.0)
+    answers_take(1.5, monkeypatch)
+    with open_source(f"{site.url}/docs.jsonl", rules=RULES) as source:
+        assert source.row_count == 1
+
+
+def test_a_large_source_of_unknown_length_is_read(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    site.files["/plain/docs.jsonl"] = b'{"text": "one"}\n' * 100_000
+    monkeypatch.setattr("connectors.paths.pace.WINDOW_S", 1.0)
+    with open_source(f"{site.url}/plain/docs.jsonl", rules=RULES) as source:
+        assert source.row_count == 100_000
