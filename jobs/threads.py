@@ -1,17 +1,30 @@
-"""Runs work in threads: none is held by one client alone, and a result that nobody waits for any more is cleaned up."""
+"""Runs work in threads: each kind in its own, none held by one client alone; a result that nobody waits for any more is cleaned up."""
 
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import threading
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from typing import TypeVar
+from typing import ParamSpec, TypeVar
 
+STORAGE_AT_ONCE = 16  # transfers wait for another machine, so they may be more than the cores
 T = TypeVar("T")
+P = ParamSpec("P")
+
+_storage = ThreadPoolExecutor(
+    STORAGE_AT_ONCE, thread_name_prefix="storage"
+)  # starts its threads when it is used: a process may fork before
+
+
+async def with_storage(work: Callable[P, T], *given: P.args, **options: P.kwargs) -> T:
+    """As `asyncio.to_thread`, for work that may wait for a storage: it leaves the default threads to what waits for no other machine."""
+    run = partial(contextvars.copy_context().run, work, *given, **options)
+    return await asyncio.get_running_loop().run_in_executor(_storage, run)
 
 
 async def in_thread(

@@ -26,6 +26,7 @@ from jobs.errors import EngineError, NotFoundError, ParameterError, StateError
 from jobs.spec import JobPlan, JobView
 from jobs.states import ENDED, JobState
 from jobs.storage.folder import StateFolder
+from jobs.threads import with_storage
 
 log = logging.getLogger("harvester.batches")
 
@@ -85,7 +86,7 @@ class BatchController:
         ``owner``: who asks; ``owns``: whether they may use the files of an owner.
         """
         try:
-            stored = await asyncio.to_thread(self._files.get, wish.input_file_id)
+            stored = await with_storage(self._files.get, wish.input_file_id)
             if not owns(stored.owner):
                 raise no_such_file(wish.input_file_id)
         except NotFoundError as error:
@@ -93,7 +94,7 @@ class BatchController:
         if stored.purpose != "batch":
             raise ParameterError(f"file {stored.id} has purpose {stored.purpose}; upload the input with purpose batch", "input_file_id")
         record = BatchRecord.of(wish, self._now_s(), owner, limits)
-        await asyncio.to_thread(self._store.put, record)
+        await with_storage(self._store.put, record)
         self._wake.set()
         return record.to_openai(None)
 
@@ -164,11 +165,11 @@ class BatchController:
 
     async def tidy(self) -> None:
         """Remove the rows of each ended batch that is spent (`BatchPlanner.is_spent`) or whose job is gone. A resumed job keeps them."""
-        for record, is_spent in await asyncio.to_thread(self._let_go):
+        for record, is_spent in await with_storage(self._let_go):
             job = await self._job(record.id)
             is_idle = job is not None and job.state in ENDED and not await self._ledger.held(record.id)
             if job is None or (is_spent and is_idle):
-                await asyncio.to_thread(self._planner.forget, record.id)
+                await with_storage(self._planner.forget, record.id)
 
     def _let_go(self) -> list[tuple[BatchRecord, bool]]:
         """Ended batches that have rows, and are spent or made no file; each with whether it is spent."""
@@ -219,7 +220,7 @@ class BatchController:
         async with self._heavy:
             models = await self._models()
             try:
-                plan, model = await asyncio.to_thread(self._planner.plan, record, models, is_stopped)
+                plan, model = await with_storage(self._planner.plan, record, models, is_stopped)
             except InvalidInput as invalid:
                 await self._fail(record.id, list(invalid.errors), only_from={BatchStatus.VALIDATING})
                 return
@@ -239,11 +240,11 @@ class BatchController:
         before = BatchStatus.CANCELLING if job.state is JobState.CANCELLED else BatchStatus.FINALIZING
         record = await self._change(batch_id, before, only_from=frozenset(BatchStatus) - {BatchStatus.CANCELLING})
         async with self._heavy:
-            outcome = await asyncio.to_thread(
+            outcome = await with_storage(
                 write_outputs,
                 record,
                 job.rows_total,
-                await asyncio.to_thread(self._planner.fetched_rows, record.id),
+                await with_storage(self._planner.fetched_rows, record.id),
                 self._folder,
                 self._files,
                 never_run_expired=job.state is JobState.EXPIRED,
@@ -264,7 +265,7 @@ class BatchController:
             record = self._store.get(batch_id)
             if only_from is None or record.status in only_from:
                 record = record.reach(status or record.status, self._now_s(), **changes)
-                await asyncio.to_thread(self._store.put, record)
+                await with_storage(self._store.put, record)
             return record
 
     async def _job(self, batch_id: str) -> JobView | None:

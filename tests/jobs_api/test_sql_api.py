@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -115,3 +116,51 @@ def test_a_new_server_removes_what_a_dead_one_left_of_jobs_never_made(tmp_path: 
         (folder.jobs / path).mkdir(parents=True)
     folder.forget_unmade({"known"})
     assert sorted(path.name for path in folder.jobs.iterdir()) == ["known", "old"]
+
+
+class HeldMirror:
+    """A storage that answers when it is let go."""
+
+    def __init__(self) -> None:
+        self.asked, self.let_go = threading.Semaphore(0), threading.Event()
+
+    def fetch_folder(self, folder: Path, suffix: str = "") -> list[Path]:
+        self.asked.release()
+        assert self.let_go.wait(PATIENCE_S)
+        return []
+
+
+async def test_a_query_that_reads_no_results_waits_for_no_fetch(office: Office) -> None:
+    job, mirror = await office.submitted(), HeldMirror()
+    object.__setattr__(office.folder, "mirror", mirror)
+    try:
+        question = {"query": f"select * from results('{job.id}')"}
+        asked = [asyncio.create_task(office.post("/sql", question)) for _ in range(40)]
+        async with asyncio.timeout(PATIENCE_S / 2):
+            while not mirror.asked.acquire(blocking=False):  # noqa: ASYNC110 - threads have no event for it
+                await asyncio.sleep(0.005)
+            for task in asked[1:]:
+                task.cancel()
+            assert (await office.post("/sql", {"query": "select 1"})).json()["rows"] == [[1]]
+            answer = await office.post("/sql/answers", {"query": "select 1"})
+            assert answer.status_code == 200, answer.text
+    finally:
+        mirror.let_go.set()
+    assert (await asked[0]).status_code == 200
+    await asyncio.gather(*asked, return_exceptions=True)
+
+
+async def test_fetches_whose_client_hung_up_leave_the_other_threads_free(office: Office) -> None:
+    job, mirror = await office.submitted(), HeldMirror()
+    object.__setattr__(office.folder, "mirror", mirror)
+    try:
+        async with asyncio.timeout(PATIENCE_S / 2):
+            for _ in range(40):
+                task = asyncio.create_task(office.post("/sql", {"query": f"select * from results('{job.id}')"}))
+                for _ in range(100):
+                    await asyncio.sleep(0)
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+            assert await asyncio.to_thread(lambda: "free") == "free"
+    finally:
+        mirror.let_go.set()

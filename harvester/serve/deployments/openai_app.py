@@ -34,6 +34,7 @@ from jobs.batches.files import FileStore
 from jobs.batches.plan import BatchPlanner
 from jobs.batches.store import BatchStore
 from jobs.storage.place import state_folder
+from jobs.threads import with_storage
 
 log = logging.getLogger("harvester.files")
 PREFIXES = {"files": "/v1/files", "batches": "/v1/batches"}  # by the application's name
@@ -66,7 +67,7 @@ class FilesApp:
     async def _sweep(self) -> None:
         while True:
             try:
-                await asyncio.to_thread(self._files.sweep)
+                await with_storage(self._files.sweep)
             except StorageError as error:  # the next time tries again
                 log.warning("files_not_swept %s", error.message)
             await asyncio.sleep(SWEEP_S)

@@ -26,12 +26,15 @@ from harvester.serve.http.jobs.download import KINDS
 from harvester.serve.http.jobs.owned import LedgerTables, own_table
 from harvester.serve.openai.objects import OpenAiRefusal
 from jobs.ledger.store.statements import TABLES
-from jobs.sql.fetch import fetch_results, newest_ids, tables_named
+from jobs.sql.fetch import fetch_results, jobs_named, newest_ids, tables_named
 from jobs.sql.pool import QueryPool
 from jobs.sql.sandbox import MAX_QUERY_CHARS
 from jobs.storage.folder import StateFolder
+from jobs.threads import FairThreads
 
-FETCH_AT_ONCE = 2  # queries that fetch results from the storage at the same time; they hold no place in the pool meanwhile
+# Queries that fetch results from the storage at the same time; they hold no place in the pool meanwhile.
+FETCH_AT_ONCE = 4
+CLIENT_FETCHES = 2
 
 
 class Question(BaseModel):
@@ -61,31 +64,33 @@ class KeptQuestion(BaseModel):
 def add_sql(app: FastAPI, tables: LedgerTables, folder: StateFolder, pool: QueryPool, min_free_bytes: int = 0) -> None:
     """Add ``POST /sql`` and ``/sql/answers`` over the caller's own part of the ledger."""
     answers = Answers(folder)
-    fetching = asyncio.Semaphore(FETCH_AT_ONCE)
+    fetching = FairThreads("fetch", FETCH_AT_ONCE, CLIENT_FETCHES)
 
     async def known(who: Identity, query: str) -> dict[str, pa.Table]:
         """Only the ledger tables that the query names: leases may have 400,000 rows, and heartbeats wait while the ledger makes a table."""
         return {name: await own_table(tables, name, who) for name in tables_named(query, TABLES)}
 
-    async def fetch(query: str, who: Identity) -> None:
-        if folder.mirror is not None:
-            ids = newest_ids(await own_table(tables, "jobs", who))
-            async with fetching:
-                await asyncio.to_thread(fetch_results, folder, query, ids)
+    async def fetch(query: str, client: str, who: Identity) -> None:
+        if folder.mirror is None:
+            return
+        ids = newest_ids(await own_table(tables, "jobs", who))
+        if jobs_named(query, ids):
+            await fetching.run(client, partial(fetch_results, folder, query, ids))
 
     def client_of(request: Request, who: Identity) -> str:
         return who.name or str(request.client.host if request.client else "")
 
     @app.post("/sql", response_model=Answered, responses={429: refusal(429, OpenAiRefusal)})
     async def sql(question: Question, request: Request, who: Who) -> Response:
-        await fetch(question.query, who)
         query, client = question.query, client_of(request, who)
+        await fetch(query, client, who)
         answer = await pool.ask(folder.root, partial(known, who, query), query, limit_rows=question.limit, client=client)
         return Response(answer, media_type="application/json")  # as the process wrote it: validating 16 MiB again here would take long
 
     @app.post("/sql/answers", include_in_schema=False)
     async def ask(question: KeptQuestion, request: Request, who: Who) -> dict[str, Any]:
-        await fetch(question.query, who)
+        client = client_of(request, who)
+        await fetch(question.query, client, who)
         path = await asyncio.to_thread(answers.new, who)
         draft = path.with_suffix(".draft")
         try:
@@ -93,7 +98,7 @@ def add_sql(app: FastAPI, tables: LedgerTables, folder: StateFolder, pool: Query
                 folder.root,
                 partial(known, who, question.query),
                 question.query,
-                client=client_of(request, who),
+                client=client,
                 kept=draft,
                 min_free_bytes=min_free_bytes,
             )

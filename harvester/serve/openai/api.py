@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from typing import Annotated, Any, BinaryIO, Literal
 
@@ -29,6 +28,7 @@ from jobs.batches.files import FileStore, StoredFile, new_file_id, no_such_file
 from jobs.batches.page import list_object, page
 from jobs.batches.record import BatchWish, ExpiresAfter
 from jobs.batches.store import no_such_batch
+from jobs.threads import with_storage
 
 CHUNK_BYTES = 1 << 20
 FORM_BYTES = 1 << 16  # allowance for the form around its file
@@ -120,23 +120,23 @@ def _files(app: FastAPI, store: FileStore, intake: Intake, max_bytes: int | None
         order: Literal["asc", "desc"] = "desc",
         purpose: str | None = None,
     ) -> dict[str, Any]:
-        found = [one for one in await asyncio.to_thread(store.list) if who.owns(one.owner)]
+        found = [one for one in await with_storage(store.list) if who.owns(one.owner)]
         ordered = [one for one in (found if order == "desc" else found[::-1]) if purpose in (None, one.purpose)]
         some, has_more = page(ordered, after, limit)
         return list_object([one.to_openai() for one in some], has_more)
 
     @app.get("/v1/files/{file_id}", **answers(FileObject))
     async def show(file_id: str, who: Who) -> dict[str, Any]:
-        return (await asyncio.to_thread(_own, store, file_id, who)).to_openai()
+        return (await with_storage(_own, store, file_id, who)).to_openai()
 
     @app.delete("/v1/files/{file_id}", **answers(FileDeleted))
     async def delete(file_id: str, who: Who) -> dict[str, Any]:
-        await asyncio.to_thread(lambda: store.delete(_own(store, file_id, who).id))
+        await with_storage(lambda: store.delete(_own(store, file_id, who).id))
         return {"id": file_id, "object": "file", "deleted": True}
 
     @app.get("/v1/files/{file_id}/content", response_class=StreamingResponse, responses=_CONTENT)
     async def content(file_id: str, who: Who) -> StreamingResponse:
-        stored, file = await asyncio.to_thread(_open, store, file_id, who)
+        stored, file = await with_storage(_open, store, file_id, who)
         headers = {"content-length": str(stored.bytes)}
         return StreamingResponse(_chunks(file), media_type="application/octet-stream", headers=headers)
 
@@ -146,7 +146,7 @@ async def _entered(store: FileStore, file_id: str, form: Form, who: Identity, re
         await receipt.check()
         expires = _checked(form.fields)
         seconds = expires.seconds if expires else None
-        stored = await asyncio.to_thread(store.enter, file_id, form.filename or "", "batch", seconds, who.name)
+        stored = await with_storage(store.enter, file_id, form.filename or "", "batch", seconds, who.name)
     except BaseException:
         store.content(file_id).unlink(missing_ok=True)
         raise

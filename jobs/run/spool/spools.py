@@ -15,6 +15,7 @@ from jobs.run.telling import despite_cancellation
 from jobs.spec import Lease
 from jobs.storage.folder import StateFolder
 from jobs.storage.mirror import Mirror
+from jobs.threads import with_storage
 
 log = logging.getLogger("harvester.runner")
 
@@ -44,7 +45,7 @@ class Spools:
         """``is_left``: its rows are not published, and the slice goes to another holder."""
         sent = self.close_unsent(spool)
         if is_left and sent is not None:
-            await despite_cancellation(asyncio.to_thread(self._send, spool.path, sent, is_last=True), SENT_S)
+            await despite_cancellation(with_storage(self._send, spool.path, sent, is_last=True), SENT_S)
 
     def close_unsent(self, spool: Spool) -> int | None:
         """Close the spool without sending it. Returns how many bytes of it are in the storage; None without a storage."""
@@ -56,7 +57,7 @@ class Spools:
         path = self._path(lease)
         path.unlink(missing_ok=True)  # at once: a runner that is cancelled now leaves no spool of a slice that is done
         if self._folder.mirror is not None:
-            await despite_cancellation(asyncio.to_thread(self._remove, path), SENT_S)
+            await despite_cancellation(with_storage(self._remove, path), SENT_S)
 
     def _remove(self, path: Path) -> None:
         assert self._folder.mirror is not None
@@ -71,7 +72,7 @@ class Spools:
         while self._folder.mirror is not None:
             await asyncio.sleep(self._every_s)
             for path, sent in tuple(self._sent.items()):
-                now_sent = await asyncio.to_thread(self._send, path, sent)
+                now_sent = await with_storage(self._send, path, sent)
                 if path in self._sent:
                     self._sent[path] = now_sent
 

@@ -14,6 +14,7 @@ from harvester.errors import TooLargeError
 from harvester.serve.access.identity import Identity
 from jobs.batches.files import FileStore
 from jobs.storage.folder import StateFolder
+from jobs.threads import with_storage
 
 CHECK_BYTES = 64 << 20  # received between two looks at the disk
 
@@ -83,7 +84,7 @@ class Intake:
             ended = {receipt for receipt in account.receipts if receipt.has_ended}
             besides = {receipt.path for receipt in account.receipts - ended}
             account.unmeasured_bytes = 0
-            account.measured_bytes = await asyncio.to_thread(self._stored_bytes, who, besides)
+            account.measured_bytes = await with_storage(self._stored_bytes, who, besides)
             account.receipts -= ended
 
     def _stored_bytes(self, who: Identity, besides: Collection[Path]) -> int:

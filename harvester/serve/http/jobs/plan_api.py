@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
 from collections.abc import Awaitable, Callable
@@ -23,6 +22,7 @@ from jobs.plan.estimate import Known
 from jobs.plan.planner import JobPlanner
 from jobs.spec import JobRequest, JobSpec
 from jobs.tasks.abilities import Abilities, abilities_of
+from jobs.threads import with_storage
 
 
 def told_abilities(info: dict[str, Any], model: str | None) -> Abilities:
@@ -61,6 +61,6 @@ def add_plan(
         """What a job would be: rows, tokens, time and price. Nothing is computed or kept."""
         known, rules = await _known(ledger, await server_info(), request.model), None
         if request.source.uri.startswith(SCHEME):
-            uri, rules = await asyncio.to_thread(uploads.opened, request.source.uri, who)
+            uri, rules = await with_storage(uploads.opened, request.source.uri, who)
             request = request.model_copy(update={"source": request.source.model_copy(update={"uri": uri})})
         return await planning.run(who.name, partial(planner.estimate, request, known, who.limits, rules))

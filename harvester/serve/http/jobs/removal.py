@@ -13,6 +13,7 @@ from jobs.removal import begun_removals, check_removable, forget_removal, is_of_
 from jobs.spec import JobView
 from jobs.storage.folder import StateFolder
 from jobs.storage.inputs import kept_input
+from jobs.threads import with_storage
 
 log = logging.getLogger("harvester.jobs")
 
@@ -32,13 +33,13 @@ async def removed(ledger: LedgerJobs, folder: StateFolder, view: JobView) -> Job
     (`finish_removals`).
     """
     check_removable(view)
-    if await asyncio.to_thread(is_of_batch, folder, view.id):
+    if await with_storage(is_of_batch, folder, view.id):
         raise StateError(f"job {view.id} is of a batch; delete its files first (DELETE /v1/files/ID), and remove it some minutes later")
-    await asyncio.to_thread(note_removal, folder, view.id, view.source)
+    await with_storage(note_removal, folder, view.id, view.source)
     try:
         await ledger.remove(view.id)
     except StateError:
-        await asyncio.to_thread(forget_removal, folder, view.id)
+        await with_storage(forget_removal, folder, view.id)
         raise
     except NotFoundError:  # the job was there: an earlier call, whose answer was lost, has removed it
         log.info("job_gone job=%s", view.id)
@@ -50,17 +51,17 @@ async def removed(ledger: LedgerJobs, folder: StateFolder, view: JobView) -> Job
 async def _delete(ledger: LedgerJobs, folder: StateFolder, job_id: str, source: str) -> None:
     shared = kept_input(folder, source) is not None  # only then may other jobs read it: listing all jobs costs the ledger a lot
     others = [other.source for other in await ledger.jobs()] if shared else []
-    await asyncio.to_thread(remove_files, folder, job_id, source, others)
-    await asyncio.to_thread(forget_removal, folder, job_id)
+    await with_storage(remove_files, folder, job_id, source, others)
+    await with_storage(forget_removal, folder, job_id)
 
 
 async def finish_removals(ledger: LedgerJobs, folder: StateFolder) -> None:
     """Delete what an earlier removal has left in the storage. A job that the ledger still has was not removed, and keeps its files."""
-    begun = await asyncio.to_thread(begun_removals, folder)
+    begun = await with_storage(begun_removals, folder)
     known = {view.id for view in await ledger.jobs()} if begun else set()
     for job_id, source in begun:
         if job_id in known:
-            await asyncio.to_thread(forget_removal, folder, job_id)
+            await with_storage(forget_removal, folder, job_id)
         else:
             await _delete(ledger, folder, job_id, source)
 
@@ -70,7 +71,7 @@ async def remove_old(ledger: LedgerJobs, folder: StateFolder, retention_days: fl
     gone = []
     for view in old_jobs(await ledger.jobs(), now_s - retention_days * DAY_S):
         try:
-            if not await asyncio.to_thread(is_of_batch, folder, view.id):
+            if not await with_storage(is_of_batch, folder, view.id):
                 gone.append(await removed(ledger, folder, view))
         except HarvesterError:  # the next hour tries again
             log.warning("old_job_kept job=%s", view.id, exc_info=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
@@ -20,6 +19,7 @@ from harvester.serve.http.jobs.owned import LedgerJobs, own_job
 from jobs.sql.spool import small
 from jobs.storage.folder import StateFolder
 from jobs.storage.parts import results_of
+from jobs.threads import with_storage
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +79,6 @@ def add_rows(app: FastAPI, ledger: LedgerJobs, folder: StateFolder) -> None:
         view = await own_job(ledger, job_id, who)
         sink = results_of(folder, view.id)
         pieces = arrow_of(sink, Cursor(part, offset, edition)) if format == "arrow" else WRITERS[format](sink)
-        first = await asyncio.to_thread(next, pieces, b"")  # a problem with the first part becomes an error answer, not a cut stream
+        first = await with_storage(next, pieces, b"")  # a problem with the first part becomes an error answer, not a cut stream
         named = {"content-disposition": f'attachment; filename="{view.id}.{format}"'}
         return StreamingResponse(chain([first], pieces), media_type=KINDS[format], headers=named)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -22,6 +21,7 @@ from harvester.serve.http.seen_api import is_user_of
 from harvester.serve.openai.objects import OpenAiRefusal
 from jobs.plan.planner import JobPlanner
 from jobs.spec import JobPlan, JobRequest, JobView
+from jobs.threads import with_storage
 
 ONCE = "idempotency-key"
 
@@ -58,7 +58,7 @@ def add_submit(
         is_user = await is_user_of(sent, planner.folder)
         rules = None
         if request.source.uri.startswith(SCHEME):
-            uri, rules = await asyncio.to_thread(uploads.opened, request.source.uri, who)
+            uri, rules = await with_storage(uploads.opened, request.source.uri, who)
             request = request.model_copy(update={"source": request.source.model_copy(update={"uri": uri})})
         work = partial(planner.plan, request, able, who.name, who.limits, is_user=is_user and rules is None, uploaded=rules)
         plan, is_new = _once(await planning.run(who.name, work, planner.forget), request.new, sent.headers.get(ONCE))
@@ -73,10 +73,10 @@ async def _entered(ledger: SubmitLedger, planner: JobPlanner, plan: JobPlan, *, 
         view, created = await ledger.submit(plan, new=is_new)
     except HarvesterError:
         if await is_unknown(ledger, plan):
-            await asyncio.to_thread(planner.forget, plan)
+            await with_storage(planner.forget, plan)
         raise
     if not created and view.id != plan.spec.id:
-        await asyncio.to_thread(planner.forget, plan)
+        await with_storage(planner.forget, plan)
     return Submitted(job=view, created=created)
 
 

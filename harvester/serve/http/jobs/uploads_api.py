@@ -25,6 +25,7 @@ from harvester.serve.http.jobs.owned import LedgerJobs
 from jobs.batches.files import FileStore
 from jobs.states import ENDED
 from jobs.storage.folder import StateFolder
+from jobs.threads import with_storage
 
 SCHEME = "upload:"
 DIGEST = "x-content-sha256"
@@ -111,7 +112,7 @@ class Uploads:
                         f"{path.name} arrived damaged: the SHA-256 of the whole is not {digest}; upload it again", "digest"
                     )
                 if self._folder.mirror is not None:
-                    await asyncio.to_thread(self._folder.mirror.send, path, source=part)
+                    await with_storage(self._folder.mirror.send, path, source=part)
                 part.replace(path)
                 sync_folder(path.parent)
             except OSError as error:
@@ -183,7 +184,7 @@ def add_uploads(app: FastAPI, ledger: LedgerJobs, folder: StateFolder, min_free_
     async def known(upload_id: str, name: str, who: Who) -> dict[str, Any]:
         if uploads.is_due(time.time()):
             sources = [view.source for view in await ledger.jobs()]
-            await asyncio.to_thread(uploads.sweep, sources, time.time())
+            await with_storage(uploads.sweep, sources, time.time())
         path = uploads.path(upload_id, name, who)
         return state_of(path, uploads.root(path))
 
@@ -208,7 +209,7 @@ def add_uploads(app: FastAPI, ledger: LedgerJobs, folder: StateFolder, min_free_
         for view in await ledger.jobs():
             if view.state not in ENDED and Path(view.source).is_relative_to(root):
                 raise StateError(f"job {view.id} reads this upload; cancel it first, or let it end")
-        await asyncio.to_thread(uploads.forget, root)
+        await with_storage(uploads.forget, root)
         return state_of(path, root)
 
     return uploads
