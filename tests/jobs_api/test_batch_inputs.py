@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import itertools
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +18,7 @@ from harvester.serve.http.jobs.removal import DAY_S, remove_old, removed
 from jobs.batches.input import InputReader
 from jobs.batches.line import LineRules
 from jobs.batches.plan import BatchPlanner
-from jobs.batches.record import BatchWish
+from jobs.batches.record import BatchRecord, BatchWish
 from jobs.batches.states import BatchStatus
 from jobs.config import BatchConfig
 from jobs.errors import StateError
@@ -185,3 +186,29 @@ def test_reading_lets_the_threads_that_answer_have_their_turn(monkeypatch: pytes
     reader = InputReader(LineRules("/v1/chat/completions", [MODEL]), BatchConfig())
     reader.write(io.BytesIO(jsonl([line(i) for i in range(8)])), tmp_path / "rows.parquet", "file-1")
     assert (reader.rows, len(rests)) == (8, 8)
+
+
+async def test_a_change_of_a_batch_waits_for_one_whose_client_hung_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bureau, begun, go_on = Bureau(tmp_path, BatchConfig(), last_content), threading.Event(), threading.Event()
+    async with bureau.http:
+        batch = await bureau.create(LINES)
+        put = bureau.controller._store.put
+
+        def slow(record: BatchRecord) -> None:
+            begun.set()
+            assert go_on.wait(20.0)
+            put(record)
+
+        monkeypatch.setattr(bureau.controller._store, "put", slow)
+        asking = asyncio.create_task(bureau.api.batches.cancel(batch.id))
+        await until(begun.is_set)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        changing = asyncio.create_task(bureau.controller._change(batch.id, model="other"))
+        for _ in range(100):
+            await asyncio.sleep(0)
+        go_on.set()
+        await changing
+        await until(lambda: bureau.controller.records()[0].status is BatchStatus.CANCELLING)
+        assert bureau.controller.records()[0].model == "other"
+    bureau.ledger.close()

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from connectors.durable import publish
 from harvester.serve.http.jobs.jobs_api import jobs_api
 from harvester.serve.http.jobs.planning import AT_ONCE, MAX_IN_LINE
 from harvester.serve.keep_running import keep_running
@@ -20,7 +22,7 @@ from jobs.batches.files import FileStore, StoredFile
 from jobs.config import HarvestConfig, SourcesConfig
 from jobs.ledger.ledger import Ledger
 from jobs.plan.planner import JobPlanner
-from jobs.spec import JobPlan, JobView
+from jobs.spec import JobPlan, JobView, PartStats
 from jobs.storage.folder import StateFolder
 from jobs.testing import DirectLedger, ManualClock
 
@@ -28,7 +30,7 @@ PATIENCE_S = 60.0
 
 
 class HeldLedger(DirectLedger):
-    """A submit waits until it is let go."""
+    """A submit, and the answer to a removal, wait until they are let go."""
 
     def __init__(self, ledger: Ledger, clock: ManualClock) -> None:
         super().__init__(ledger, clock)
@@ -39,6 +41,11 @@ class HeldLedger(DirectLedger):
         self.asked.set()
         await self.let_go.wait()
         return await super().submit(plan, new=new)
+
+    async def remove(self, job_id: str) -> None:
+        await super().remove(job_id)
+        self.asked.set()
+        await self.let_go.wait()
 
 
 class Office:
@@ -164,6 +171,44 @@ async def test_a_file_whose_client_hung_up_as_it_was_taken_in_is_whole(tmp_path:
         await until(lambda: bool(store.list()))
     (stored,) = store.list()
     assert store.content(stored.id).read_bytes() == b"{}\n"
+
+
+async def test_a_file_whose_client_hung_up_while_it_was_synced_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, go_on, ended = threading.Event(), threading.Event(), threading.Event()
+
+    @contextmanager
+    def slow(path: Path) -> Iterator[Any]:
+        with publish(path) as file:
+            yield file
+            begun.set()
+            assert go_on.wait(PATIENCE_S)
+        ended.set()
+
+    monkeypatch.setattr("harvester.serve.http.jobs.upload.publish", slow)
+    app = openai_api(FileStore(tmp_path, ManualClock()), None)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://bureau") as http:
+        form = {"data": {"purpose": "batch"}, "files": {"file": ("input.jsonl", b"{}\n")}}
+        asking = asyncio.create_task(http.post("/v1/files", **form))  # type: ignore[arg-type]
+        await until(begun.is_set)
+        await cancelled(asking)
+        go_on.set()
+        await until(ended.is_set)
+        await until(lambda: not list(tmp_path.iterdir()))
+
+
+async def test_a_job_whose_client_hung_up_while_it_was_removed_leaves_nothing(office: Office) -> None:
+    job = (await office.submit()).json()["job"]["id"]
+    while lease := office.ledger.lease("a", "tiny", 0.0):
+        office.ledger.commit(lease.lease_id, job, lease.slice.slice_id, PartStats(rows_ok=lease.slice.row_count, rows_error=0), 0.0)
+    office.client.asked.clear()
+    office.client.let_go.clear()
+    asking = asyncio.create_task(office.http.delete(f"/jobs/{job}"))
+    async with asyncio.timeout(PATIENCE_S):
+        await office.client.asked.wait()
+    await cancelled(asking)
+    office.client.let_go.set()
+    await until(lambda: not office.kept())
+    assert office.ledger.jobs() == []
 
 
 async def test_a_client_that_hangs_up_in_an_upload_is_no_bug(office: Office, caplog: pytest.LogCaptureFixture) -> None:

@@ -215,4 +215,4 @@ def _batches(app: FastAPI, controller: BatchController) -> None:
 
     @app.post("/v1/batches/{batch_id}/cancel", **answers(BatchObject))
     async def cancel(batch_id: str, who: Who) -> dict[str, Any]:
-        return await controller.cancel(own(batch_id, who))
+        return await despite_disconnect(controller.cancel(own(batch_id, who)))  # which holds the lock of all records

@@ -22,6 +22,7 @@ from harvester.serve.access.wall import guard
 from harvester.serve.access.who import Who
 from harvester.serve.http.asleep import Wake, add_asleep
 from harvester.serve.http.contract import describe, refusal
+from harvester.serve.http.disconnects import despite_disconnect
 from harvester.serve.http.harvested_api import add_harvested
 from harvester.serve.http.jobs.owned import own_job, own_table
 from harvester.serve.http.jobs.plan_api import add_plan
@@ -213,7 +214,7 @@ def _add_jobs(app: FastAPI, ledger: JobsLedger, planner: JobPlanner) -> None:
     @app.delete("/jobs/{job_id}", responses={409: refusal(409, OpenAiRefusal)})
     async def remove(job_id: str, who: Who) -> JobView:
         """Remove an ended job with its results, and return it as it was."""
-        return await removed(ledger, planner.folder, await own_job(ledger, job_id, who))
+        return await despite_disconnect(removed(ledger, planner.folder, await own_job(ledger, job_id, who)))
 
     @app.post("/jobs/{job_id}/{verb}")
     async def change(job_id: str, verb: str, who: Who) -> JobView:

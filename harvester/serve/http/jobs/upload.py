@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import BinaryIO
 
 from python_multipart.exceptions import FormParserError
@@ -121,5 +122,20 @@ async def receive(chunks: AsyncIterator[bytes], boundary: bytes, receipt: Receip
             raise ParameterError("the form lacks the field file; send the fields file and purpose", "file")
         if not parts.ended:
             raise ParameterError("the form ends before its closing boundary; send it again", "file")
-        await asyncio.to_thread(stack.pop_all().close)  # syncs to disk
+        await _published(stack.pop_all(), receipt.path)
     return parts.form
+
+
+async def _published(stack: ExitStack, path: Path) -> None:
+    """Close the file, which syncs it to disk. If the client hangs up meanwhile, remove it afterwards: nothing would count it."""
+    closing = asyncio.ensure_future(asyncio.to_thread(stack.close))
+
+    def remove(closed: asyncio.Future[None]) -> None:
+        if not closed.cancelled() and closed.exception() is None:
+            path.unlink(missing_ok=True)
+
+    try:
+        await asyncio.shield(closing)
+    except asyncio.CancelledError:
+        closing.add_done_callback(remove)
+        raise
