@@ -132,20 +132,16 @@ class FileStore:
         self._remove(self.get(file_id).id)
 
     def list(self) -> list[StoredFile]:
-        """Newest first. Raises `StorageError` where one cannot be read."""
-        found = [self._read(file_id) for file_id in self._ids(self._fetched_names())]
-        there = [stored for stored in found if stored is not None and not self._is_over(stored)]
-        return sorted(there, key=lambda stored: (stored.created_at_s, stored.id), reverse=True)
+        """Newest first. A file whose metadata cannot be read is left out, and logged.
 
-    def readable(self) -> Sequence[StoredFile]:
-        """As `list`, without the files whose metadata cannot be read; then in no order."""
-        with suppress(StorageError):
-            return self.list()  # fetches several at once
-        found = []
-        for file_id in self._ids(self._names()):
-            with suppress(StorageError):
-                found.append(self._fetched(file_id))
-        return [stored for stored in found if stored is not None and not self._is_over(stored)]
+        Raises `StorageError` where the folder cannot be listed.
+        """
+        try:
+            ids, read = self._ids(self._fetched_names()), self._read  # fetches several at once
+        except StorageError:
+            ids, read = self._ids(self._names()), self._fetched
+        there = [stored for file_id in ids if (stored := _readable(read, file_id)) is not None and not self._is_over(stored)]
+        return sorted(there, key=lambda stored: (stored.created_at_s, stored.id), reverse=True)
 
     def _ids(self, names: Collection[str]) -> Sequence[str]:
         """Of the files that are there, given the names in the folder; all others are forgotten."""
@@ -223,3 +219,11 @@ class FileStore:
         except OSError as error:
             raise storage_error("remove", self._about(file_id), error) from error
         self._known.pop(file_id, None)
+
+
+def _readable(read: Callable[[str], StoredFile | None], file_id: str) -> StoredFile | None:
+    try:
+        return read(file_id)
+    except StorageError as error:
+        log.warning("file_not_listed %s", error.message)
+        return None

@@ -178,9 +178,22 @@ def test_a_file_that_cannot_be_read_keeps_no_other_from_being_swept(tmp_path: Pa
     store = FileStore(tmp_path, clock)  # of a process that has read none of them
     store.sweep()
     assert list(tmp_path.iterdir()) == [bad]
-    for read in (store.list, lambda: store.get(bad.stem)):
-        with pytest.raises(StorageError, match=bad.name):
-            read()
+    with pytest.raises(StorageError, match=bad.name):
+        store.get(bad.stem)
+
+
+@pytest.mark.parametrize("harm", [Path.mkdir, lambda path: path.write_text("damaged")], ids=["the disk fails", "damaged"])
+def test_a_file_that_cannot_be_read_is_left_out_of_the_list_and_logged(
+    tmp_path: Path, harm: Callable[[Path], object], caplog: pytest.LogCaptureFixture
+) -> None:
+    store = FileStore(tmp_path, ManualClock())
+    with publish(store.content(file_id := new_file_id())) as file:
+        file.write(b"abc")
+    stored = store.enter(file_id, "a.jsonl", "batch")
+    bad = tmp_path / f"{new_file_id()}.json"
+    harm(bad)
+    assert store.list() == [stored]
+    assert [bad.name in record.getMessage() for record in caplog.records] == [True]
 
 
 class PatchyStorage(Mirror):
@@ -208,8 +221,9 @@ def test_a_file_that_the_storage_cannot_give_keeps_no_other_from_being_swept(tmp
     other = FileStore(storage.root, clock, storage)
     other.sweep()
     assert {path.name for path in (tmp_path / "shared").iterdir()} == {f"{file_id}.json", f"{file_id}.data"}
-    with pytest.raises(StorageError, match=storage.bad):
-        other.list()
+    clock.advance(-60)
+    assert (len(store.list()), other.list()) == (1, [])
+    clock.advance(60)
     storage.bad = ""
     other.sweep()
     assert not list((tmp_path / "shared").iterdir())

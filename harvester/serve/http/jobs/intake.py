@@ -88,7 +88,7 @@ class Intake:
             account.receipts -= ended
 
     def _stored_bytes(self, who: Identity, besides: Collection[Path]) -> int:
-        own = [stored for stored in self._files.readable() if stored.owner == who.name and stored.purpose == "batch"]
+        own = [stored for stored in self._files.list() if stored.owner == who.name and stored.purpose == "batch"]
         files_bytes = sum(stored.bytes for stored in own if self._files.content(stored.id) not in besides)
         if self._folder is None:
             return files_bytes
