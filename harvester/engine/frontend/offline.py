@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from harvester.engine.frontend.engine import Generated
+from harvester.engine.frontend.rendering import RowTemplate
 from harvester.engine.shared.state import Count, SharedState
 from harvester.engine.vllm.frontend.client import HarvestLLM
 from harvester.engine.vllm.frontend.media import Images
@@ -46,9 +47,9 @@ class OfflineEngine:
         self._api = api
         self._reasoning = reasoning
         self._shared = shared
-        self._chat_template = chat_template
         self._images = Images(llm, chat_template, max_image_bytes)
         self._tokenizer = llm.get_tokenizer()
+        self._template = RowTemplate(self._tokenizer, chat_template)
         self._defaults = dict(llm.model_config.get_diff_sampling_param())  # the model's own sampling parameters, as on the chat route
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokenize")
         self._openings: dict[str, list[int]] = {}  # by the template's arguments
@@ -128,8 +129,8 @@ class OfflineEngine:
         return self._openings[key]
 
     def _opening_of(self, kwargs: dict[str, Any]) -> list[int]:
-        asked = [{"role": "user", "content": "?"}]
-        whole, without = self._render(asked, kwargs), self._render(asked, kwargs, opens=False)
+        asked: list[Message] = [{"role": "user", "content": "?"}]
+        whole, without = self._template.tokens(asked, kwargs), self._template.tokens(asked, kwargs, opens=False)
         return whole[len(without) :] if whole[: len(without)] == without else []
 
     async def _shown(self, prompt: Prompt) -> dict[str, Any] | None:
@@ -137,7 +138,8 @@ class OfflineEngine:
         rendering = prompt.rendering
         if not rendering.images:
             return None
-        return await self._images.prompt(prompt.messages, rendering.images, self._reasoning.template_kwargs(rendering))
+        messages = self._template.fitted(prompt.messages)
+        return await self._images.prompt(messages, rendering.images, self._reasoning.template_kwargs(rendering))
 
     async def _tokenize(self, messages: tuple[Message, ...], rendering: Rendering) -> list[int]:
         """Token ids of the rendered prompt."""
@@ -145,19 +147,12 @@ class OfflineEngine:
             (message,) = messages
             return await asyncio.get_running_loop().run_in_executor(self._thread, self._encode, message["content"])
         kwargs = self._reasoning.template_kwargs(rendering)
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._render, list(messages), kwargs)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._template.tokens, messages, kwargs)
 
     def _encode(self, text: str) -> list[int]:
         """Tokenize a text as vLLM's embeddings route does."""
         about = self._llm.model_config.encoder_config or {}
         return list(self._tokenizer.encode(text.lower() if about.get("do_lower_case", False) else text))
-
-    def _render(self, messages: list[Any], kwargs: dict[str, Any], *, opens: bool = True) -> list[int]:
-        """Token ids of the conversation. ``opens``: with the template's generation prompt."""
-        given = {**kwargs, "chat_template": self._chat_template, "tokenize": True, "add_generation_prompt": opens, "return_dict": False}
-        ids = self._tokenizer.apply_chat_template(messages, **given)
-        assert not isinstance(ids, str), "asked for tokens"
-        return list(ids)
 
 
 async def _told(request_id: str, ask: Callable[[str], Awaitable[T]]) -> T:
