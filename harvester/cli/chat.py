@@ -25,7 +25,10 @@ Message = dict[str, str]
 
 @dataclass(frozen=True, slots=True)
 class ChatAnswer:
-    text: str
+    """``content``: the answer; ``reasoning``: the model's thinking before it, None where it did not think."""
+
+    content: str
+    reasoning: str | None
     ttft_ms: float | None  # None where no token came
     total_ms: float
     finish_reason: str | None
@@ -77,7 +80,7 @@ def _converse(here: Invocation, client: Client, model: str, messages: list[Messa
             messages.pop()
             print(f"error: {error.message}", file=sys.stderr)
             continue
-        messages.append({"role": "assistant", "content": answer.text})
+        messages.append({"role": "assistant", "content": answer.content})
 
 
 def _next_line() -> str:
@@ -94,7 +97,8 @@ def _ask(here: Invocation, client: Client, model: str, messages: list[Message], 
     answer = _patient_answer(client, body, show=not here.json)
     if here.json:
         fields = {"ttft_ms": answer.ttft_ms, "total_ms": answer.total_ms, "finish_reason": answer.finish_reason, "usage": answer.usage}
-        here.print_json({"text": answer.text, "model": model, **fields})
+        said = {"content": answer.content, "reasoning": answer.reasoning, "text": answer.content}  # `text`: for scripts that read that
+        here.print_json({**said, "model": model, **fields})
     else:
         print(flush=True)
         shown = "no token came" if answer.ttft_ms is None else f"first token after {answer.ttft_ms:.0f} ms"
@@ -114,23 +118,27 @@ def _patient_answer(client: Client, body: dict[str, Any], show: bool) -> ChatAns
 
 
 def stream_answer(client: Client, body: dict[str, Any], show: bool) -> ChatAnswer:
-    """Send one chat request and print its text as it streams in. Times count from the request."""
+    """Send one chat request and print its thinking, then its answer on a new line, as they stream in. Times count from the request."""
     began_s = time.perf_counter()
     ttft_ms: float | None = None
-    pieces: list[str] = []
+    content: list[str] = []
+    reasoning: list[str] = []
     last: dict[str, Any] = {}
     with client.stream("/v1/chat/completions", body) as lines:
         for event in events(lines):
             choice: dict[str, Any] = next(iter(event.get("choices") or []), {})
             last |= {name: value for name, value in (("finish", choice.get("finish_reason")), ("usage", event.get("usage"))) if value}
             delta = choice.get("delta") or {}
-            piece = delta.get("content") or delta.get("reasoning") or delta.get("reasoning_content") or ""
-            if piece and ttft_ms is None:
+            thought, said = delta.get("reasoning") or delta.get("reasoning_content") or "", delta.get("content") or ""
+            if (thought or said) and ttft_ms is None:
                 ttft_ms = _since_ms(began_s)
-            pieces.append(piece)
             if show:
-                print(piece, end="", flush=True)
-    return ChatAnswer("".join(pieces), ttft_ms, _since_ms(began_s), last.get("finish"), last.get("usage"))
+                line = "\n" if said and reasoning and not content else ""
+                print(thought, line, said, sep="", end="", flush=True)
+            reasoning += [thought] if thought else []
+            content += [said] if said else []
+    thinking = "".join(reasoning) if reasoning else None
+    return ChatAnswer("".join(content), thinking, ttft_ms, _since_ms(began_s), last.get("finish"), last.get("usage"))
 
 
 def events(lines: Iterable[str]) -> Iterator[dict[str, Any]]:

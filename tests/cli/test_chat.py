@@ -6,7 +6,9 @@ import json
 
 import pytest
 
-from harvester.cli.chat import events
+from harvester.cli.chat import _converse, events
+from harvester.cli.client import Client
+from harvester.cli.invocation import Invocation
 from harvester.errors import EngineError, HarvesterError, UsageError
 
 
@@ -35,9 +37,29 @@ def test_another_model_can_be_asked(cli, server):
 
 def test_json_prints_one_object(cli, server):
     answer = json.loads(cli("chat", "hi", "--json").stdout)
-    assert (answer["text"], answer["model"], answer["finish_reason"]) == ("Hello", "tiny", "stop")
+    assert (answer["content"], answer["model"], answer["finish_reason"]) == ("Hello", "tiny", "stop")
+    assert (answer["reasoning"], answer["text"]) == (None, "Hello")
     assert answer["usage"] == {"prompt_tokens": 3, "completion_tokens": 2}
     assert 0 <= answer["ttft_ms"] <= answer["total_ms"]
+
+
+@pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
+def test_the_thinking_is_apart_from_the_answer(cli, server, name):
+    thoughts = [{"choices": [{"delta": {name: piece}}]} for piece in ("Hm, ", "a greeting.")]
+    server.chat[1:1] = [f"data: {json.dumps(chunk)}\n\n" for chunk in thoughts]
+    answer = json.loads(cli("chat", "hi", "--json").stdout)
+    assert (answer["reasoning"], answer["content"], answer["text"]) == ("Hm, a greeting.", "Hello", "Hello")
+    assert cli("chat", "hi").stdout == "Hm, a greeting.\nHello\n"
+
+
+def test_the_thinking_is_not_said_again_in_a_conversation(server, monkeypatch):
+    server.chat.insert(1, f"data: {json.dumps({'choices': [{'delta': {'reasoning': 'Hm.'}}]})}\n\n")
+    lines = iter(["hi", "and?", ""])
+    monkeypatch.setattr("builtins.input", lambda shown: next(lines))
+    client = Client(server.url)
+    _converse(Invocation(), client, "tiny", [], None)
+    client.close()
+    assert [message["content"] for message in server.asked[-1][2]["messages"]] == ["hi", "Hello", "and?"]
 
 
 def test_the_prompt_may_come_from_a_pipe(cli, server):
