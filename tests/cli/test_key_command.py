@@ -99,3 +99,49 @@ def test_a_name_is_taken_once(cli):
 
 def test_no_keys_are_said_to_be_none(cli):
     assert cli("key", "list").output == "No keys; make one with: harvester key add NAME\n"
+
+
+@pytest.fixture
+def default(monkeypatch, tmp_path):
+    """The default state folder: the user names none."""
+    monkeypatch.delenv("HARVESTER_STATE")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "own"))
+    return StateFolder(tmp_path / "own" / "harvester")
+
+
+def test_a_key_is_made_where_the_server_that_answers_looks_for_it(cli, server, default, tmp_path):
+    theirs = StateFolder(tmp_path / "served")
+    theirs.prepare()
+    server.state = str(theirs.root)
+    made = cli("key", "add", "ann")
+    assert KeyRing(path=theirs.keys).identify(made.stdout.splitlines()[0]) is not None
+    assert not default.keys.exists()
+    assert made.stderr == f"The server at {server.url} uses state folder {theirs.root}: so does this command\n"
+    assert "ann" in cli("key", "list").stdout
+
+
+def test_a_key_that_the_server_may_not_see_is_made_with_a_warning(cli, server, default, tmp_path):
+    server.state = str(tmp_path / "elsewhere")
+    made = cli("key", "add", "ann")
+    assert KeyRing(path=default.keys).identify(made.stdout.splitlines()[0]) is not None
+    assert made.stderr == (
+        f"warning: the server at {server.url} uses state folder {server.state}, not on this machine or of another user: "
+        f"it does not see keys of {default.root}\n"
+    )
+
+
+def test_a_server_that_asks_for_a_key_may_use_another_folder(cli, server, default):
+    server.answers["/api/server"] = 401, {"error": {"code": "invalid_api_key", "message": "this server needs an API key"}}
+    assert cli("key", "add", "ann").stderr == (
+        f"warning: the server at {server.url} asks for a key and does not say which state folder it uses; if that is not {default.root}, "
+        "name it with --state\n"
+    )
+    with default.locked():
+        assert cli("key", "add", "bob").stderr == ""
+
+
+def test_a_folder_that_is_named_is_used_whatever_answers(cli, server, state, tmp_path):
+    server.state = str(tmp_path / "served")
+    assert cli("key", "add", "ann").stderr == ""
+    assert StateFolder(state).keys.exists()
+    assert not server.asked

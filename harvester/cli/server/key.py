@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from datetime import UTC, datetime
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -14,9 +17,10 @@ from harvester.cli.invocation import Invocation, command
 from harvester.cli.job.deadline import parse_deadline
 from harvester.cli.table import render
 from harvester.core import Role
-from harvester.errors import UsageError
+from harvester.errors import KeyRefusedError, UsageError
 from harvester.serve.access.keys import KeyFile, KeyRecord
 from jobs.access.limits import Limits
+from jobs.storage.folder import StateFolder
 from jobs.storage.place import known_folder
 
 app = typer.Typer()
@@ -41,7 +45,8 @@ def key(
 ) -> None:
     """Make, list or revoke API keys. A running server follows at once.
 
-    The first key closes a server that asked for none. A key is shown once; the state folder keeps its hash.
+    The first key closes a server that asked for none. A key is shown once; the state folder keeps its hash. Without --state that is the
+    folder of the server that answers here.
 
     \b
     Example:
@@ -49,7 +54,7 @@ def key(
         harvester key list
         harvester key revoke ann
     """
-    folder = known_folder(here.state_dir)
+    folder = known_folder(_state_dir(here))
     keys = KeyFile(folder.keys, mirror=folder.mirror)
     if action is Action.LIST:
         _list(here, keys)
@@ -67,6 +72,40 @@ def key(
         made = keys.add(name, roles, expires_at_s, _limits(limit))
         text = f"{made}\nThis is key {name} ({', '.join(roles)}), shown this once; send it as Authorization: Bearer KEY"
         _say(here, f"{text}, or set HARVESTER_API_KEY.", name=name, key=made, roles=roles, expires_at_s=expires_at_s)
+
+
+def _state_dir(here: Invocation) -> Path:
+    """The state folder: as given, else that of the server that answers, if it is on this machine. Says where the two may differ."""
+    own = here.state_dir
+    if here.state_given or StateFolder(own).is_served():
+        return own
+    try:
+        found = here.try_reach()
+    except KeyRefusedError:
+        _tell(
+            f"warning: the server at {here.url} asks for a key and does not say which state folder it uses; if that is not {own}, "
+            "name it with --state"
+        )
+        return own
+    if found is None:
+        return own
+    client, info = found
+    client.close()
+    theirs = Path(info.state)
+    if theirs == own:
+        return own
+    if not os.access(theirs / "VERSION", os.R_OK | os.W_OK):
+        _tell(
+            f"warning: the server at {here.url} uses state folder {theirs}, not on this machine or of another user: "
+            f"it does not see keys of {own}"
+        )
+        return own
+    _tell(f"The server at {here.url} uses state folder {theirs}: so does this command")
+    return theirs
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr)
 
 
 def _say(here: Invocation, line: str, **fields: Any) -> None:
