@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,15 @@ def test_the_image_takes_the_releases_of_the_lock_file(device: str) -> None:
     told = subprocess.run(["sed", "-n", expression[1], str(lock)], capture_output=True, text=True, check=True).stdout.split()
     assert len(told) == sum("==" in line for line in lock.read_text().splitlines())
     assert all(re.fullmatch(r"[a-z0-9._-]+==\S+", one) for one in told)
+
+
+def test_the_image_has_the_driver_of_a_ledger_in_a_database_and_extras_are_the_packages() -> None:
+    text = (OPERATE / "Containerfile").read_text()
+    (extras,) = re.findall(r"^ARG EXTRAS=(.*)$", text, re.MULTILINE)
+    assert '"${wheel}[${DEVICE}${EXTRAS:+,${EXTRAS}}]"' in text
+    known = tomllib.loads((OPERATE.parents[1] / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert "postgres" in extras.split(",")
+    assert set(extras.split(",")) <= set(known)
 
 
 def test_the_image_is_given_every_file_that_it_copies() -> None:
