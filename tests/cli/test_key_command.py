@@ -11,6 +11,7 @@ import pytest
 from harvester.core import Role
 from harvester.serve.access.keys import KeyRing
 from jobs.storage.folder import StateFolder
+from jobs.storage.place import settle_storage
 
 
 def test_a_key_is_made_shown_once_and_known_to_the_server(cli, state):
@@ -57,6 +58,15 @@ def test_json_has_the_key_where_it_is_made_and_nowhere_else(cli, state):
     assert (made["name"], made["roles"], made["expires_at_s"]) == ("ann", ["chat", "batch"], None)
     listed = json.loads(cli("key", "list", "--json").output)["keys"]
     assert [sorted(one) for one in listed] == [["created_at_s", "expires_at_s", "limits", "name", "roles"]]
+
+
+def test_with_a_storage_a_revoked_key_is_said_to_last_until_the_processes_look_again(cli, state, tmp_path):
+    folder = StateFolder(state)
+    folder.prepare()
+    settle_storage(folder, str(tmp_path / "shared"), may_adopt=False)
+    cli("key", "add", "ann")
+    cli("key", "add", "bob")
+    assert cli("key", "revoke", "bob").output == "Revoked key bob: it is refused within 5 s, by every process that reaches the storage\n"
 
 
 def test_a_revoked_key_is_refused_and_the_server_stays_closed(cli, state):

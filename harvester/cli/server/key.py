@@ -21,7 +21,7 @@ from harvester.errors import KeyRefusedError, UsageError
 from harvester.serve.access.keys import KeyFile, KeyRecord
 from jobs.access.limits import Limits
 from jobs.storage.folder import StateFolder
-from jobs.storage.place import known_folder
+from jobs.storage.place import KEYS_S, known_folder
 
 app = typer.Typer()
 
@@ -43,7 +43,7 @@ def key(
         list[str] | None, typer.Option("--limit", metavar="NAME=N", help="A limit of this key in place of the server's; can be repeated.")
     ] = None,
 ) -> None:
-    """Make, list or revoke API keys. A running server follows at once.
+    """Make, list or revoke API keys. A running server follows at once; with a storage within 5 s.
 
     The first key closes a server that asked for none. A key is shown once; the state folder keeps its hash. Without --state that is the
     folder of the server that answers here.
@@ -65,7 +65,8 @@ def key(
     if action is Action.REVOKE:
         keys.revoke(name)
         last = "" if keys.read().keys else "; there is no other, and keys are still asked for: make one with harvester key add NAME"
-        _say(here, f"Revoked key {name}: it is refused from now on{last}", name=name, revoked=True)
+        when = "from now on" if folder.mirror is None else f"within {KEYS_S:.0f} s, by every process that reaches the storage"
+        _say(here, f"Revoked key {name}: it is refused {when}{last}", name=name, revoked=True)
     else:
         roles = tuple(dict.fromkeys(role or (Role.CHAT, Role.BATCH)))
         expires_at_s = None if expires is None else parse_deadline(expires, time.time(), "--expires")
