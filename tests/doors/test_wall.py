@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -44,6 +46,7 @@ TABLE = RouteTable(
     streamed=("POST /hear",),
     uploads=("PUT /keep",),
 )
+PREFIXED = ((CHAT_ROUTES, ""), (JOBS_ROUTES, "/api"), (OPENAI_ROUTES, ""))
 KEYS = ("chatter", "batcher", "watcher", "boss")
 
 
@@ -117,6 +120,15 @@ def test_every_route_of_our_applications_is_listed(tmp_path: Any) -> None:
     both = openai_api(None, nothing)
     assert [route for route in routes_of(jobs) if route not in JOBS_ROUTES.routes] == []
     assert [route for app in (openai, both) for route in routes_of(app) if route not in OPENAI_ROUTES.routes] == []
+
+
+@pytest.mark.parametrize("page", ["SECURITY.md", "docs/guide.md"])
+def test_the_tables_of_roles_name_what_every_key_may_ask(page: str) -> None:
+    text = (Path(__file__).parents[2] / page).read_text()
+    (row,) = [line for line in text.splitlines() if re.match(r"\| (a key of )?any role \|", line)]
+    paths = [f"{prefix}{name.partition(' ')[2]}" for table, prefix in PREFIXED for name, needed in table.routes.items() if needed == ANY]
+    wanted = {path for path in paths if not path.endswith((".json", "/docs", "/oauth2-redirect", "/redoc"))}
+    assert {f"`{path}`" for path in (*wanted, "/docs", "/openapi.json")} <= set(re.findall("`[^`]+`", row))
 
 
 @pytest.mark.parametrize("key", [None, "boss"])
