@@ -18,6 +18,7 @@ from prometheus_client.exposition import generate_latest
 from harvester.core import Role
 from harvester.engine.frontend.spending import ASKER, SPENT, sent, told, told_prompt
 from harvester.errors import KeyRefusedError, QuotaError, StorageError
+from harvester.serve.access import meter as meters
 from harvester.serve.access.gate import Gate
 from harvester.serve.access.identity import Identity
 from harvester.serve.access.meter import MAX_LABELS, Meter
@@ -232,6 +233,31 @@ async def test_usage_that_could_not_be_told_is_told_later() -> None:
         Spent(owner="ann", kind="chat", requests=1, prompt_tokens=1, output_tokens=1),
     ]
     assert book.numbers == [1, 1, 2], "the first is said again as it was, so that it counts once"
+
+
+@pytest.mark.parametrize("is_away", [False, True], ids=["all told", "one report not confirmed"])
+async def test_a_process_that_ends_tells_what_it_counted_since_its_last_report(is_away: bool) -> None:
+    meter, book = Meter(Quotas(ManualClock()), CollectorRegistry()), Book()
+    book.is_away = is_away
+    meter.spent(ann(), 5, 7)
+    await meter.tell(book)
+    book.is_away = False
+    meter.spent(ann(), 1, 1)
+    await meter.tell_last(book)
+    assert [(one.prompt_tokens, one.output_tokens) for one in book.heard] == [(5, 7), (1, 1)]
+    await meter.tell_last(book)
+    assert len(book.heard) == 2
+
+
+async def test_a_process_that_ends_does_not_wait_for_a_ledger_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Silent(Book):
+        async def spend(self, teller: str, number: int, spent: Sequence[Spent]) -> None:
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr(meters, "LAST_TELL_S", 0.0)
+    meter = Meter(Quotas(ManualClock()), CollectorRegistry())
+    meter.spent(ann(), 5, 7)
+    await meter.tell_last(Silent())
 
 
 def test_metrics_have_a_bounded_number_of_keys() -> None:

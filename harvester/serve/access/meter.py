@@ -19,6 +19,7 @@ from jobs.spec import Spent
 log = logging.getLogger("harvester.access")
 
 TELL_S = 5.0  # between two reports; a killed replica loses the usage since the last
+LAST_TELL_S = 5.0  # that a process which ends waits for the ledger
 MAX_LABELS = 100  # keys on `/metrics`; further ones are `other`
 
 
@@ -77,6 +78,15 @@ class Meter:
             self._telling = []
         except HarvesterError as error:
             log.warning("usage_waits %s", error.message)
+
+    async def tell_last(self, ledger: UsageLedger) -> None:
+        """`tell` all that was not reported yet, before this process ends. Usage that the ledger does not take in `LAST_TELL_S` is lost."""
+        try:
+            async with asyncio.timeout(LAST_TELL_S):
+                await self.tell(ledger)  # what was being told, if that was not confirmed
+                await self.tell(ledger)
+        except TimeoutError:
+            log.warning("usage_lost the ledger does not answer")
 
     def _taken(self) -> list[Spent]:
         untold, self._untold = self._untold, Tally()

@@ -113,7 +113,8 @@ class Replica:
         self._table = CHAT_ROUTES.with_routes(config.access.routes)
         self._profile = profile
         assert self._gate.meter is not None
-        self._telling = asyncio.create_task(keep_running("usage", partial(self._gate.meter.run, LedgerActor(ledger))))
+        self._meter, self._usage_ledger = self._gate.meter, LedgerActor(ledger)
+        self._telling = asyncio.create_task(keep_running("usage", partial(self._meter.run, self._usage_ledger)))
         self._floor = Floor(config.replicas, choice.name, LedgerActor(ledger))
         self._asking = asyncio.create_task(keep_running("floor", self._floor.run))
         self._harvest = asyncio.create_task(self._runner.run())
@@ -195,6 +196,7 @@ class Replica:
         self._asking.cancel()
         await self._leaving  # Serve waits `drain_s` for it, and for the chats before
         await self.stop_harvest()
+        await self._meter.tell_last(self._usage_ledger)
         self._host.close()
         await asyncio.to_thread(flush)
 
