@@ -67,8 +67,9 @@ class Server:
         self.ledger = Ledger(Path(":memory:"), folder.jobs, lease_s=10.0, now_s=self.clock(), new_server=True)
         self.told: list[dict[str, Any]] = []
         self.asked = 0
+        self.wanted = {"scripted": 3}
         direct = DirectLedger(self.ledger, self.clock)
-        self.fleet = Fleet(direct, self.replicas, "scripted", lambda: 3)
+        self.fleet = Fleet(direct, self.replicas, "scripted", lambda: self.wanted)
         app = jobs_api(direct, JobPlanner(folder, HarvestConfig(), "scripted"), self.info, fleet=self.fleet)
         self.http = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://jobs")
 
@@ -157,6 +158,33 @@ async def test_scrapes_at_once_ask_the_replicas_once_and_leave_the_event_loop_fr
     await server.text()
     assert (server.asked, len(worked_in)) == (2, 2)
     assert threading.current_thread() not in worked_in
+
+
+async def test_a_model_without_replicas_is_told_apart_from_one_that_has_some(server: Server) -> None:
+    server.wanted = {"scripted": 2, "small": 1}
+    server.told = [{"replica": str(rank), "id": f"r{rank}", "text": ""} for rank in range(2)]
+    samples = await server.scrape()
+    for model, found, wanted in (("scripted", 2, 2), ("small", 0, 1)):
+        assert summed(samples, "harvester_replicas", model=model) == found
+        assert summed(samples, "harvester_replicas_wanted", model=model) == wanted
+
+
+async def test_a_replica_keeps_its_label_when_ray_gives_it_another_rank(server: Server) -> None:
+    """Else the counters under a label would jump to those of another process."""
+
+    async def steps(ranks: dict[str, int]) -> dict[str, float]:
+        """The counter of steps by label; ``ranks``: of each replica that answers. Replica c has made 30 steps, and so on."""
+        made = {"a": 10, "b": 20, "c": 30, "d": 40}
+        server.told = [{"replica": str(rank), "id": name, "text": replica_text(made[name])} for name, rank in ranks.items()]
+        found = {
+            dict(labels)["replica"]: value for (name, labels), value in (await server.scrape()).items() if name == "harvester_steps_total"
+        }
+        return dict(sorted(found.items()))
+
+    assert await steps({"a": 0, "b": 1, "c": 2}) == {"0": 10, "1": 20, "2": 30}
+    assert await steps({"c": 0, "b": 1}) == {"1": 20, "2": 30}, "a has gone, and c has its rank"
+    assert await steps({"c": 0, "b": 1, "a": 2}) == {"0": 10, "1": 20, "2": 30}, "it had only missed a scrape"
+    assert await steps({"c": 0, "b": 1, "d": 2}) == {"0": 40, "1": 20, "2": 30}, "a new one gets the number of one that has gone"
 
 
 async def test_a_replica_that_leaves_is_not_counted_beside_its_successor(server: Server) -> None:

@@ -69,7 +69,7 @@ def test_the_replicas_of_one_model_are_scaled(server: TwoModels) -> None:
     assert "do not fit this machine" in scaled(1000, "small").json()["error"]["message"]
     assert scaled(2, "small").json() == {"replicas": 2, "was": 1}
     wait_until(lambda: len(server.of("model-small")) == 2, "a second replica of small")
-    assert "harvester_replicas_wanted 3.0" in httpx.get(f"{server.url}/api/metrics", timeout=READY_S).text
+    assert 'harvester_replicas_wanted{model="small"} 2.0' in httpx.get(f"{server.url}/api/metrics", timeout=READY_S).text
     assert scaled(1, "small").json() == {"replicas": 1, "was": 2}
     wait_until(lambda: len(server.of("model-small")) == 1, "one replica of small")
     assert server.get("/api/server")["replicas"] == 1
@@ -91,8 +91,9 @@ def test_a_batch_runs_on_the_model_that_its_requests_name(server: TwoModels) -> 
 
 def test_metrics_tell_the_models_apart(server: TwoModels) -> None:
     text = httpx.get(f"{server.url}/api/metrics", timeout=READY_S).text
-    assert "harvester_replicas 2.0" in text
-    assert "harvester_replicas_wanted 2.0" in text
+    for name in ("big", "small"):
+        assert f'harvester_replicas{{model="{name}"}} 1.0' in text
+        assert f'harvester_replicas_wanted{{model="{name}"}} 1.0' in text
     assert {f'model="{name}"' in text for name in ("big", "small")} == {True}
 
 

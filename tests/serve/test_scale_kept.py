@@ -40,12 +40,12 @@ def scale_of(kept: Path) -> Scale:
 async def test_an_application_that_starts_again_knows_them(tmp_path: Path, asked: list[tuple[Any, ...]]) -> None:
     kept = tmp_path / "scale.json"
     first = scale_of(kept)
-    assert (first.wanted(), first.wanted("small"), first.all_wanted()) == (2, 1, 3)
+    assert (first.wanted(), first.wanted("small"), first.all_wanted("big")) == (2, 1, {"big": 2, "small": 1})
     assert await first(3, "small") == 1
     assert await first(1) == 2
     assert [number for _, _, number in asked] == [3, 1]
     again = scale_of(kept)
-    assert (again.wanted(), again.wanted("small"), again.all_wanted()) == (1, 3, 4)
+    assert (again.wanted(), again.wanted("small"), again.all_wanted("big")) == (1, 3, {"big": 1, "small": 3})
     assert again.bounds() == {"replicas": 1, "max_replicas": 1}
 
 

@@ -134,7 +134,7 @@ def metric_families() -> Iterable[Metric]:
         *registry.collect(),
         *SharedStateMetrics(SharedState.make()).collect(),
         *job_metrics(JobsNow([], {}, 0), {}, 0.0),
-        *replica_metrics([], 0),
+        *replica_metrics([], {"": 0}, ""),
     ]
 
 

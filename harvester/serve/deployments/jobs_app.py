@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +93,7 @@ class JobsApp:
             Broadcaster(FrameSource(self._replicas.now, actor, bounds, None if waking is None else waking.is_asleep)),
             gate_of(config, folder.keys, tracer=tracer_of(config.traces, "jobs")),
             queries,
-            Fleet(actor, self._replicas.metrics, choice.name, self._scale.all_wanted),
+            Fleet(actor, self._replicas.metrics, choice.name, partial(self._scale.all_wanted, choice.name)),
             self._history,
             self._rescale,
             None if waking is None else waking.wake,

@@ -1,7 +1,8 @@
 """``GET /metrics`` of the jobs application: the metrics of every replica, labelled so that they add up, and those of jobs.
 
 A replica's own `/metrics` is behind a proxy that picks a replica for each scrape: its counters would jump. Here are all, with labels
-``replica`` (its rank, which its successor takes over) and ``model``. A replica that does not answer is missing for one scrape.
+``replica`` (a number that it keeps, and that is given again when it has gone) and ``model``. A replica that does not answer is missing for
+one scrape.
 """
 
 from __future__ import annotations
@@ -42,12 +43,46 @@ class LedgerSeen(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """Sources of a scrape. ``wanted``: target number of replicas; of a range, the minimum."""
+    """Sources of a scrape. ``wanted``: target number of replicas by model; of a range, the minimum."""
 
     ledger: LedgerSeen
     replicas: ReplicaTexts
     model: str
-    wanted: Callable[[], int]
+    wanted: Callable[[], Mapping[str, int]]
+
+
+class Numbers:
+    """Numbers replicas from 0, by model, for the label ``replica``. A replica keeps its number for as long as it answers.
+
+    Ray's rank is no such number: when a replica goes, another one gets its rank, and counters under that label would jump.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[str, dict[str, int]] = {}  # by model and id; of one that is silent until another takes its number
+
+    def told(self, told: Sequence[Mapping[str, str]], model: str) -> list[Mapping[str, str]]:
+        """The same, of each replica its number in place of its rank. A new one gets its rank if that is free, else the lowest free one.
+
+        Of two replicas of one rank the second is left out: it is stopping, and the first is its successor.
+        """
+        firsts: dict[tuple[str, str], Mapping[str, str]] = {}
+        ids: dict[str, list[str]] = {}
+        for one in told:
+            own = one.get("model", model)
+            if firsts.setdefault((own, one["replica"]), one) is one:
+                ids.setdefault(own, []).append(one["id"])
+        return [
+            {**one, "replica": str(self._number(own, one["id"], int(rank), ids[own]))}
+            for (own, rank), one in firsts.items()
+        ]
+
+    def _number(self, model: str, name: str, rank: int, answering: Sequence[str]) -> int:
+        known = self._known.setdefault(model, {})
+        if name not in known:
+            taken = {known[one] for one in answering if one in known}
+            number = rank if rank not in taken else next(free for free in range(len(answering)) if free not in taken)
+            self._known[model] = {other: place for other, place in known.items() if place != number} | {name: number}
+        return self._known[model][name]
 
 
 class _Shown(Collector):
@@ -61,17 +96,12 @@ class _Shown(Collector):
 def merged(told: Sequence[Mapping[str, str]], model: str) -> str:
     """The metric families of all replicas, each once, as one text in place of several.
 
-    ``told``: ``replica`` (a rank), ``id``, ``text`` (of `generate_latest`), and ``model`` if it is a further one. Of two replicas with the
-    same rank, the first is taken. The labels are put into the lines as they are: to parse those of a hundred replicas takes seconds.
+    ``told``: ``replica`` (its number), ``text`` (of `generate_latest`), and ``model`` if it is a further one. The labels are put into the
+    lines as they are: to parse those of a hundred replicas takes seconds.
     """
     families: dict[str, _Family] = {}
-    seen: set[tuple[str, str]] = set()
     for one in told:
-        own = one.get("model", model)
-        if (own, one["replica"]) in seen:  # a replica that is stopping, whose rank its successor has
-            continue
-        seen.add((own, one["replica"]))
-        labels = _escaped(own), _escaped(one["replica"])
+        labels = _escaped(one.get("model", model)), _escaped(one["replica"])
         family = families.setdefault("", _Family())  # of samples before any HELP
         for line in one["text"].split("\n"):
             if line.startswith(("# HELP ", "# TYPE ")):
@@ -140,9 +170,14 @@ def is_at_risk(view: JobView, now_s: float) -> bool:
     return view.deadline_at_s is not None and view.eta_high_s is not None and now_s + view.eta_high_s > view.deadline_at_s
 
 
-def replica_metrics(told: Sequence[Mapping[str, str]], wanted: int) -> list[Metric]:
-    answering = GaugeMetricFamily("harvester_replicas", "Replicas that answered this scrape.", value=len(told))
-    configured = GaugeMetricFamily("harvester_replicas_wanted", "Replicas that there are to be; of a range the fewest.", value=wanted)
+def replica_metrics(told: Sequence[Mapping[str, str]], wanted: Mapping[str, int], model: str) -> list[Metric]:
+    """By model, so that one without replicas is seen beside others. ``told``: what replicas answered; ``model``: the first one's name."""
+    found = Counter(one.get("model", model) for one in told)
+    answering = GaugeMetricFamily("harvester_replicas", "Replicas that answered this scrape.", labels=["model"])
+    configured = GaugeMetricFamily("harvester_replicas_wanted", "Replicas that there are to be; of a range the fewest.", labels=["model"])
+    for name in sorted({*wanted, *found}):
+        answering.add_metric([name], found[name])
+        configured.add_metric([name], wanted.get(name, 0))
     return [answering, configured]
 
 
@@ -152,18 +187,20 @@ def add_metrics(app: FastAPI, fleet: Fleet) -> None:
     One scrape is made at a time: who asks meanwhile gets the same.
     """
     scrape: asyncio.Task[bytes] | None = None
+    numbers = Numbers()
 
     @app.get("/metrics", include_in_schema=False)
     async def metrics() -> Response:
         nonlocal scrape
         if scrape is None or scrape.done():
-            scrape = asyncio.create_task(_scraped(fleet))
+            scrape = asyncio.create_task(_scraped(fleet, numbers))
         return Response(await asyncio.shield(scrape), media_type=CONTENT_TYPE_LATEST)
 
 
-async def _scraped(fleet: Fleet) -> bytes:
+async def _scraped(fleet: Fleet, numbers: Numbers) -> bytes:
     told, jobs = await asyncio.gather(_replicas(fleet), _jobs(fleet))
-    return await asyncio.to_thread(_text, told, [*replica_metrics(told, fleet.wanted()), *jobs], fleet.model)
+    own = [*replica_metrics(told, fleet.wanted(), fleet.model), *jobs]
+    return await asyncio.to_thread(_text, numbers.told(told, fleet.model), own, fleet.model)
 
 
 def _text(told: Sequence[Mapping[str, str]], own: Iterable[Metric], model: str) -> bytes:

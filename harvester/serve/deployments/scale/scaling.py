@@ -167,9 +167,9 @@ class Scale:
         given = self._config.replicas
         return {"replicas": self.wanted(), "max_replicas": self._now[None] if given.is_fixed else given.max}
 
-    def all_wanted(self) -> int:
-        """`wanted`, summed over all models."""
-        return sum(map(self.wanted, self._now))
+    def all_wanted(self, first: str) -> dict[str, int]:
+        """`wanted` of each model by its name; ``first``: the name of the first one."""
+        return {first if model is None else model: self.wanted(model) for model in self._now}
 
     def _of(self, model: str | None) -> ServeConfig:
         return self._config if model is None else self._config.of(model)
