@@ -9,6 +9,7 @@ from typing import Protocol
 
 from harvester.errors import HarvesterError, NotFoundError, StateError
 from harvester.serve.http.answers import Answers
+from harvester.serve.http.jobs.uploads_api import Uploads
 from jobs.removal import begun_removals, check_removable, forget_removal, is_of_batch, note_removal, old_jobs, remove_files
 from jobs.spec import JobView
 from jobs.storage.folder import StateFolder
@@ -79,13 +80,18 @@ async def remove_old(ledger: LedgerJobs, folder: StateFolder, retention_days: fl
 
 
 async def keep_removing(ledger: LedgerJobs, folder: StateFolder, retention_days: float | None) -> None:
-    """`finish_removals`, `remove_old` and `Answers.sweep` once an hour, until cancelled. Without ``retention_days`` no job is too old."""
+    """`finish_removals`, `remove_old` and the sweeps of answers and uploads once an hour, until cancelled.
+
+    Without ``retention_days`` no job is too old.
+    """
     while True:
         await asyncio.to_thread(Answers(folder).sweep)
         try:
             await finish_removals(ledger, folder)
             if retention_days is not None:
                 await remove_old(ledger, folder, retention_days, time.time())
+            sources = [view.source for view in await ledger.jobs()]
+            await with_storage(Uploads(folder).sweep, sources, time.time())
         except HarvesterError:  # the next hour tries again
             log.warning("old_jobs_kept", exc_info=True)
         await asyncio.sleep(EVERY_S)

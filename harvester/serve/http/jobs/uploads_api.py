@@ -30,7 +30,6 @@ from jobs.threads import with_storage
 SCHEME = "upload:"
 DIGEST = "x-content-sha256"
 KEPT_S = 24 * 3600.0  # an upload that no job names
-SWEEP_S = 3600.0
 MAX_DEPTH = 8
 _PART = ".part"
 _ID = re.compile(r"(?:[A-Za-z0-9][A-Za-z0-9_-]{0,40}\.)?[0-9a-f]{32,64}")
@@ -43,7 +42,6 @@ class Uploads:
     def __init__(self, folder: StateFolder, min_free_bytes: int = 0) -> None:
         self._folder = folder
         self._intake = Intake(FileStore(folder.files, time.time), folder, min_free_bytes)
-        self._swept_s = 0.0
 
     def path(self, upload_id: str, name: str, who: Identity) -> Path:
         """Path of the complete file. Raises `ParameterError` for names that cannot be paths."""
@@ -119,12 +117,6 @@ class Uploads:
                 raise storage_error("keep the upload", path, error) from error
         return state_of(path, self.root(path))
 
-    def is_due(self, now_s: float) -> bool:
-        """Whether it is time to `sweep`."""
-        is_due = now_s - self._swept_s > SWEEP_S
-        self._swept_s = now_s if is_due else self._swept_s
-        return is_due
-
     def forget(self, folder: Path) -> None:
         """Remove an upload. Raises `StorageError` where the storage does not answer."""
         shutil.rmtree(folder, ignore_errors=True)
@@ -182,9 +174,6 @@ def add_uploads(app: FastAPI, ledger: LedgerJobs, folder: StateFolder, min_free_
 
     @app.get("/uploads/{upload_id}/{name:path}", include_in_schema=False)
     async def known(upload_id: str, name: str, who: Who) -> dict[str, Any]:
-        if uploads.is_due(time.time()):
-            sources = [view.source for view in await ledger.jobs()]
-            await with_storage(uploads.sweep, sources, time.time())
         path = uploads.path(upload_id, name, who)
         return state_of(path, uploads.root(path))
 
