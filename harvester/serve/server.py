@@ -97,9 +97,8 @@ def run(config: ServeConfig, state_dir: Path, on_event: OnEvent, chat_app: Any =
             forget_scratch(mark)
             clear(runtime_folder(folder, mark))
         if config.address is not None and folder.cluster.exists():
-            on_event(
-                "warning", {"message": "applications are left in the Ray cluster, where open chats may still end; harvester stop ends them"}
-            )
+            told = "applications are left in the Ray cluster, where open chats may end; harvester stop waits for them and ends the rest"
+            on_event("warning", {"message": told})
         on_event("stopped", {})
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from harvester.cli.server import serve as serve_commands
@@ -191,9 +192,34 @@ def test_stop_says_what_a_stopped_server_has_left_in_a_cluster(cli, state, child
     result = cli("stop")
     assert result.exit_code == 0
     assert (
-        "applications are left in the Ray cluster at 10.0.0.1:6379, where open chats may still end; harvester stop again ends them"
-        in result.stdout
+        "applications are left in the Ray cluster at 10.0.0.1:6379, where open chats may end; harvester stop again waits for them and ends "
+        "the rest" in result.stdout
     )
+
+
+@pytest.mark.parametrize(
+    ("address", "told"),
+    [(None, "harvester stop again ends them"), ("10.0.0.1:6379", "harvester stop again ends the server; they go on in the Ray cluster")],
+    ids=["of its own", "joined"],
+)
+def test_a_second_stop_ends_no_chat_in_a_joined_cluster_and_says_so(cli, state, monkeypatch, address, told):
+    StateFolder(state).prepare()
+    if address is not None:
+        StateFolder(state).cluster.write_text(f"{address}\n")
+
+    class Draining:
+        pid = 7
+
+        def send_signal(self, number: int) -> None:
+            pass
+
+        def wait(self, seconds: float) -> None:
+            raise psutil.TimeoutExpired(seconds, self.pid)
+
+    monkeypatch.setattr(serve_commands, "_server_process", lambda state_dir: Draining())
+    result = cli("stop")
+    assert result.exit_code == 1
+    assert told in result.stderr
 
 
 def test_stop_does_not_wait_for_ever(cli, state, child, monkeypatch):

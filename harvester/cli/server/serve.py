@@ -59,7 +59,8 @@ def serve(
 def stop(here: Invocation) -> None:
     """Stop the server of the state folder. Its jobs continue with the next server.
 
-    Waits 30 s. Open chats may take longer (`drain_s`, 120 s by default); harvester stop again ends them.
+    Waits 30 s. Open chats may take longer (`drain_s`, 120 s by default); harvester stop again ends them. In a Ray cluster that was
+    joined it ends only the server: there chats go on for at most `drain_s`, and a further harvester stop waits for them and ends the rest.
 
     \b
     Example:
@@ -75,16 +76,20 @@ def stop(here: Invocation) -> None:
     except psutil.NoSuchProcess:
         pass  # it went by itself
     except psutil.TimeoutExpired as error:
+        again = "them" if _cluster(here.state_dir) is None else "the server; they go on in the Ray cluster"
         raise HarvesterError(
-            f"the server (process {process.pid}) still runs after {STOP_S:.0f} s, as open chats may end; harvester stop again ends them; "
-            f"in need: kill -9 {process.pid}"
+            f"the server (process {process.pid}) still runs after {STOP_S:.0f} s, as open chats may end; "
+            f"harvester stop again ends {again}; in need: kill -9 {process.pid}"
         ) from error
     except psutil.AccessDenied as error:
         raise HarvesterError(f"the server (process {process.pid}) belongs to another user; only they can stop it") from error
     left_in = _cluster(here.state_dir)
     line = f"stopped the server (process {process.pid}) on {here.state_dir}"
     if left_in is not None:
-        line += f"; applications are left in the Ray cluster at {left_in}, where open chats may still end; harvester stop again ends them"
+        line += (
+            f"; applications are left in the Ray cluster at {left_in}, where open chats may end; "
+            "harvester stop again waits for them and ends the rest"
+        )
     _say(here, line, stopped=True, pid=process.pid, left_in=left_in)
 
 
