@@ -152,7 +152,9 @@ class CheckpointConfig(Section):
 class ReplicasConfig(Section):
     """`replicas: 2` is fixed. `{min: 1, max: 4}` follows open chats; it follows jobs only with `jobs`, `at_risk` or `min: 0`."""
 
-    min: int = Field(default=1, ge=0, description="Minimum number of replicas. 0: none while nobody chats and no job has rows to do.")
+    min: int = Field(
+        default=1, ge=0, description="Minimum number of replicas. 0: none while nobody chats and no job has rows to do; needs HAProxy."
+    )
     max: int = Field(default=1, ge=1, description="Maximum number of replicas.")
     target: float = Field(default=16.0, gt=0.0, description="Open chats of one replica; more of them on average ask for another.")
     up_s: float = Field(default=10.0, ge=0.0, description="Seconds for which chats must be too many before a replica is added.")

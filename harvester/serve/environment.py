@@ -49,11 +49,24 @@ def use_haproxy(config: ServeConfig) -> bool:
     return config.ingress == "haproxy"
 
 
+def check_sleep(config: ServeConfig) -> None:
+    """Raise `ConfigError` where a model may have no replica and Serve's own proxies are the ingress.
+
+    HAProxy answers 503 meanwhile. Serve's proxies hold a chat until the model is loaded, and any look at the server would load it.
+    """
+    if config.sleeps and not use_haproxy(config):
+        raise ConfigError(
+            "replicas.min=0 needs HAProxy before the server, and here Ray Serve's own proxies are the ingress: "
+            "set replicas.min to 1 or more, or choose ingress: haproxy (in a joined cluster with a host that others reach)"
+        )
+
+
 def joined_variables(config: ServeConfig) -> dict[str, str]:
     """Environment of every process that runs our code in a joined cluster. ``ingress`` must be settled: not ``auto``.
 
-    Serve's controller has it too, unless Serve ran before.
+    Serve's controller has it too, unless Serve ran before. Raises `ConfigError` as `check_sleep`.
     """
+    check_sleep(config)
     if not use_haproxy(config):
         return process_variables() | _unless_set(PATIENT)
     folder = node_folder(config.port)

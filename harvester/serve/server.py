@@ -22,7 +22,7 @@ from harvester.errors import EngineError
 from harvester.logs import write_logs
 from harvester.serve.access.gate import asking, check_listening
 from harvester.serve.access.origin import is_loopback
-from harvester.serve.environment import front_of, token_from
+from harvester.serve.environment import check_sleep, front_of, token_from
 from harvester.serve.machine.device import device_of
 from harvester.serve.machine.port import check_port
 from harvester.serve.notify import notify
@@ -61,6 +61,7 @@ def run(config: ServeConfig, state_dir: Path, on_event: OnEvent, chat_app: Any =
         for line in _ready(folder, config):
             on_event("warning", {"message": line})
         open_to = check_listening(config, folder.keys)
+        check_sleep(config)
         config = asking(config, folder.keys)
         sources = config.sources.with_roots(Path.cwd() if is_loopback(config.host) else None)
         config = config.model_copy(update={"sources": sources})

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from harvester.config import ServeConfig
-from harvester.errors import StorageError
-from harvester.serve.environment import LONGEST_STREAM_S, joined_variables, prepare_environment, use_haproxy
+from harvester.errors import ConfigError, StorageError
+from harvester.serve.environment import LONGEST_STREAM_S, check_sleep, joined_variables, prepare_environment, use_haproxy
 from harvester.serve.ingress.front import forget_nodes
 from harvester.serve.runtime import MAX_PATH_BYTES, make_node_folder, node_folder, runtime_folder
 from jobs.storage.folder import StateFolder
@@ -135,3 +135,26 @@ def test_streams_outlive_a_reload_of_haproxy(tmp_path: Path) -> None:
     assert int(told["RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S"]) == LONGEST_STREAM_S >= 3600
     assert told["RAY_SERVE_HAPROXY_BINARY_PATH"] == str(runtime_folder(StateFolder(tmp_path / "state"), MARK) / "haproxy")
     assert os.access(told["RAY_SERVE_HAPROXY_BINARY_PATH"], os.X_OK)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [{"ingress": "proxy"}, {"address": "10.0.0.1:6379", "host": "10.0.0.1", "ingress": "proxy"}, {"address": "10.0.0.1:6379"}],
+    ids=["of its own", "where Serve has proxies", "joined on loopback"],
+)
+def test_no_model_sleeps_behind_serves_own_proxies(config: dict[str, object]) -> None:
+    """They hold a chat without a word until the model is loaded, and a health check would load it."""
+    check_sleep(ServeConfig.model_validate(config))
+    for sleeping in ({"replicas": {"min": 0, "max": 2}}, {"models": {"small": {"replicas": {"min": 0, "max": 2}}}}):
+        with pytest.raises(ConfigError, match=r"replicas\.min=0 needs HAProxy .* set replicas\.min to 1 or more, or "):
+            check_sleep(ServeConfig.model_validate(config | sleeping))
+
+
+def test_a_model_may_sleep_behind_haproxy() -> None:
+    check_sleep(ServeConfig.model_validate({"ingress": "haproxy", "replicas": {"min": 0, "max": 2}}))
+
+
+def test_a_joined_cluster_with_proxies_is_told_to_no_model_that_sleeps() -> None:
+    config = {"address": "10.0.0.1:6379", "host": "10.0.0.1", "ingress": "proxy", "replicas": {"min": 0, "max": 2}}
+    with pytest.raises(ConfigError, match=r"replicas\.min=0"):
+        joined_variables(ServeConfig.model_validate(config))

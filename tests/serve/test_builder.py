@@ -108,3 +108,11 @@ def test_a_loopback_host_is_refused_where_haproxy_lets_the_replicas_listen_to_th
     monkeypatch.setenv("RAY_SERVE_ENABLE_HA_PROXY", "1")
     with pytest.raises(ConfigError, match="listen on the network"):
         prepared(tmp_path)
+
+
+@pytest.mark.parametrize("haproxy", ["0", "1"])
+def test_no_model_sleeps_under_a_service_of_kuberay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, haproxy: str) -> None:
+    """Its Serve starts without our rules of HAProxy, which answer while there is no replica."""
+    monkeypatch.setenv("RAY_SERVE_ENABLE_HA_PROXY", haproxy)
+    with pytest.raises(ConfigError, match=r"replicas\.min=0 .*: set replicas\.min to 1 or more"):
+        prepared(tmp_path, host="0.0.0.0", replicas={"min": 0, "max": 2})

@@ -66,6 +66,11 @@ def _prepared(given: Arguments) -> tuple[ServeConfig, ModelChoice, Path, str]:
     """Load the config and start the ledger. Raises `HarvesterError` if the config cannot be served or the ledger does not open."""
     is_haproxy = os.environ.get("RAY_SERVE_ENABLE_HA_PROXY") == "1"  # as Serve's controller was started, which is not our process
     config = load_config(Path(given.config), {"address": "auto", "ingress": "haproxy" if is_haproxy else "proxy"})
+    if config.sleeps:  # Serve starts here without `serve.ingress.program`
+        raise ConfigError(
+            "replicas.min=0 is for harvester serve, whose HAProxy answers while there is no replica: set replicas.min to 1 or more, or "
+            "deploy with harvester serve --address auto"
+        )
     folder = StateFolder(Path(given.state).absolute())
     keep_private()
     folder.prepare()

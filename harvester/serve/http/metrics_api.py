@@ -71,10 +71,7 @@ class Numbers:
             own = one.get("model", model)
             if firsts.setdefault((own, one["replica"]), one) is one:
                 ids.setdefault(own, []).append(one["id"])
-        return [
-            {**one, "replica": str(self._number(own, one["id"], int(rank), ids[own]))}
-            for (own, rank), one in firsts.items()
-        ]
+        return [{**one, "replica": str(self._number(own, one["id"], int(rank), ids[own]))} for (own, rank), one in firsts.items()]
 
     def _number(self, model: str, name: str, rank: int, answering: Sequence[str]) -> int:
         known = self._known.setdefault(model, {})
