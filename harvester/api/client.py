@@ -111,7 +111,7 @@ class Calls(Generic[J]):
         if isinstance(data, str) and ("://" in data or data.startswith("upload:")):
             return data
         if isinstance(data, str | os.PathLike):
-            return (yield from upload(Path(data).expanduser()))
+            return (yield from upload(Path(os.path.expanduser(data))))  # noqa: PTH111 - the home of an unknown user stays as it is written
         with ExitStack() as stack:
             path: Path = yield Work(lambda: stack.enter_context(as_file(data, name)))
             return (yield from upload(path))

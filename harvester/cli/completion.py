@@ -12,10 +12,10 @@ from jobs.storage.folder import StateFolder
 def job_ids(incomplete: str) -> list[str]:
     """Job ids from the state folder, newest first. Asks no server: completion must be fast."""
     given = os.environ.get("HARVESTER_STATE")
-    folder = StateFolder(Path(given).expanduser() if given else default_state_dir()).jobs
     try:
+        folder = StateFolder(Path(given).expanduser() if given else default_state_dir()).jobs
         found = [(path.stat().st_mtime, path.name) for path in folder.glob("[!.]*") if path.is_dir()]
-    except OSError:
+    except (OSError, RuntimeError):
         found = []
     names = ["latest", *(name for _, name in sorted(found, reverse=True))]
     return [name for name in names if name.startswith(incomplete)]

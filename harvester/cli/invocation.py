@@ -16,7 +16,7 @@ import typer
 from harvester.cli.client import Client, ServerInfo
 from harvester.cli.shared import DebugOption, JsonOption, StateOption, UrlOption, remember
 from harvester.client_environment import default_state_dir, default_url
-from harvester.errors import HarvesterError, StorageError, UnreachableError
+from harvester.errors import HarvesterError, StorageError, UnreachableError, UsageError
 from jobs.storage.folder import StateFolder
 
 
@@ -30,7 +30,10 @@ class Invocation:
 
     @property
     def state_dir(self) -> Path:
-        return self.state_given or default_state_dir()
+        try:
+            return self.state_given or default_state_dir()
+        except RuntimeError as error:
+            raise UsageError("this user has no home folder, so there is no default for the state folder; give it with --state") from error
 
     @property
     def url(self) -> str:
@@ -93,7 +96,15 @@ def _current(ctx: typer.Context, as_json: bool) -> Invocation:
     env_state, env_url = os.environ.get("HARVESTER_STATE"), os.environ.get("HARVESTER_URL")
     state = ctx.meta.get("harvester.state") or (Path(env_state) if env_state else None)
     url = ctx.meta.get("harvester.url") or env_url or None
-    return Invocation(state.expanduser().absolute() if state else None, url.rstrip("/") if url else None, as_json)
+    return Invocation(_at_home(state) if state else None, url.rstrip("/") if url else None, as_json)
+
+
+def _at_home(state: Path) -> Path:
+    """Raises `UsageError` for the home folder of an unknown user, in place of which no folder should be made."""
+    try:
+        return state.expanduser().absolute()
+    except RuntimeError as error:
+        raise UsageError(f"the state folder {state}: there is no such user here; give its whole path") from error
 
 
 def command(app: typer.Typer, name: str | None = None) -> Callable[[Callable[..., None]], Callable[..., None]]:

@@ -136,7 +136,7 @@ def _task(task: str) -> tuple[str, dict[str, Any] | None]:
     """Name of the task, and its content if ``task`` is a file: the server gets the content, never the path."""
     if not (task.endswith((".yaml", ".yml")) or "/" in task):
         return load_task(task).name, None
-    path = Path(task).expanduser()
+    path = Path(os.path.expanduser(task))  # noqa: PTH111 - as above
     _read_small(path, "task")
     file = load_task(path)
     return file.name, file.inline()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated
@@ -50,7 +51,7 @@ def _print_task(here: Invocation, name: str) -> None:
         here.print_json(task.model_dump(mode="json"))
         return
     built_in = files("jobs.tasks").joinpath("builtin", f"{name}.yaml")
-    source = built_in if built_in.is_file() else Path(name).expanduser()
+    source = built_in if built_in.is_file() else Path(os.path.expanduser(name))  # noqa: PTH111 - the home of an unknown user stays as it is written
     print(source.read_text(encoding="utf-8"), end="")
 
 

@@ -62,7 +62,8 @@ def looked_up(name: str, secret: str | SecretConfig) -> str:
             raise SourceError(f"secret {name}: environment variable {secret.env} is not set; set it where the server is started")
         return value
     try:
-        return Path(str(secret.file)).expanduser().read_text(encoding="utf-8").rstrip("\r\n")
+        path = Path(os.path.expanduser(str(secret.file)))  # noqa: PTH111 - the home of an unknown user stays as it is written
+        return path.read_text(encoding="utf-8").rstrip("\r\n")
     except (OSError, UnicodeDecodeError) as error:
         raise SourceError(f"secret {name}: cannot read file {secret.file}; check that the server's user may read it") from error
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,7 @@ def _ranks(adapters: Mapping[str, str]) -> dict[str, int]:
 
 def _folder(path: str) -> Path | None:
     """The adapter's folder; None for an id of the Hugging Face hub."""
-    folder = Path(path).expanduser()
+    folder = Path(os.path.expanduser(path))  # noqa: PTH111 - the home of an unknown user stays as it is written
     is_folder = path.startswith((".", "/", "~")) or path.count("/") != 1 or folder.is_dir()
     return folder.absolute() if is_folder else None
 

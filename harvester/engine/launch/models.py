@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,7 +34,7 @@ def choose_model(model: str | None, served_name: str | None, *, elsewhere: bool 
     """
     if model is None:
         return ModelChoice(str(embedded_model()), served_name or EMBEDDED_NAME, EMBEDDED_NOTE, embedded=True)
-    folder = Path(model).expanduser()
+    folder = Path(os.path.expanduser(model))  # noqa: PTH111 - the home of an unknown user stays as it is written
     is_folder = model.startswith((".", "/", "~")) or model.count("/") > 1
     if elsewhere:
         path = str(folder.absolute()) if is_folder or folder.is_dir() else model
