@@ -1,10 +1,17 @@
-"""Values that every package may import: the two classes of work and their vLLM priorities."""
+"""Values that every package may import: the version, the two classes of work and their vLLM priorities."""
 
 from __future__ import annotations
 
+import hashlib
 from enum import StrEnum
+from functools import cache
+from pathlib import Path
 
 __version__ = "0.1.0"
+
+SOURCE = Path(__file__).resolve().parent.parent  # folder of our packages
+_PACKAGES = ("connectors", "harvester", "jobs")
+_SUFFIXES = (".py", ".sql", ".json", ".yaml")
 
 DISTRIBUTION = "harvester-llm"  # on the package index, where `harvester` is another project
 ENGINE_HINT = (
@@ -16,6 +23,19 @@ ENGINE_HINT = (
 PRIORITY_ONLINE_FIRST = -10
 PRIORITY_ONLINE = 0
 PRIORITY_OFFLINE = 100
+
+
+@cache
+def build() -> str:
+    """The version, and a digest of the source as this process first reads it: a changed source often has the same version.
+
+    Reads about 500 files, once in a process: 0.2 s.
+    """
+    digest = hashlib.sha256()
+    files = (path for name in _PACKAGES for path in (SOURCE / name).rglob("*") if path.suffix in _SUFFIXES and path.is_file())
+    for path in sorted(path for path in files if "__pycache__" not in path.parts):
+        digest.update(f"{path.relative_to(SOURCE)}\0".encode() + path.read_bytes() + b"\0")
+    return f"{__version__}+{digest.hexdigest()[:12]}"
 
 
 class ServiceTier(StrEnum):

@@ -1,4 +1,4 @@
-"""Results of a verification, kept beside the latency profile: one file per model and device, valid for one version of harvester."""
+"""Results of a verification, kept beside the latency profile: one file per model and device, valid for one build of harvester."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from harvester.config import ServeConfig
-from harvester.core import __version__
+from harvester.core import build
 from harvester.engine.verify.verdict import Aspect, Verdict
 
 log = logging.getLogger(__name__)
@@ -20,10 +20,10 @@ def kept_path(profile: Path) -> Path:
 
 
 def read(profile: Path) -> list[Verdict] | None:
-    """The verdicts that are kept; None if there are none of this version of harvester, or the file cannot be read."""
+    """The verdicts that are kept; None if there are none of this build of harvester, or the file cannot be read."""
     try:
         found = json.loads(kept_path(profile).read_text(encoding="utf-8"))
-        if found["harvester"] != __version__:
+        if found["harvester"] != build():
             return None
         return [Verdict(Aspect(one["part"]), one["ok"], str(one["said"])) for one in found["parts"]]
     except (OSError, ValueError, LookupError, TypeError):
@@ -36,7 +36,7 @@ def write(profile: Path, verdicts: Sequence[Verdict]) -> None:
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        draft.write_text(json.dumps({"harvester": __version__, "parts": [one.as_json() for one in verdicts]}) + "\n", encoding="utf-8")
+        draft.write_text(json.dumps({"harvester": build(), "parts": [one.as_json() for one in verdicts]}) + "\n", encoding="utf-8")
         draft.replace(path)
     except OSError as error:
         log.warning("what was verified was not written to %s: %s", path, error.strerror)

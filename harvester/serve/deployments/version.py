@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel
 from ray import serve
 
-from harvester.core import __version__
+from harvester.core import build
 
 IN_PLACE = {"replicas", "drain_s"}  # Serve changes these without another process
 
@@ -27,8 +27,8 @@ def bound(deployment: Any, *given: Any, beside: tuple[Any, ...] = (), read: Any 
 
 
 def digest_of(*given: Any) -> str:
-    """Digest of harvester's version and of arguments that are JSON values, Pydantic models or dataclasses."""
-    told = json.dumps([__version__, *map(_told, given)], sort_keys=True, default=str)
+    """Digest of harvester's build and of arguments that are JSON values, Pydantic models or dataclasses."""
+    told = json.dumps([build(), *map(_told, given)], sort_keys=True, default=str)
     return hashlib.sha256(told.encode()).hexdigest()[:16]
 
 
