@@ -73,3 +73,51 @@ def test_json_is_one_object_on_stdout_whatever_else_is_told(cli: Any, engines: l
     result = cli("verify", "--json")
     assert json.loads(result.stdout) == engines[0]
     assert "harvester is timed" in result.stderr
+
+
+MODELS = "model: org/big\nenv: {A: big}\nmodels:\n  small: {model: org/small, env: {B: small}}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "verified"),
+    [((), ["org/big", "org/small"]), (("--model", "small"), ["org/small"]), (("--model", "org/other"), ["org/other"])],
+    ids=["all of them", "one by its name", "another one"],
+)
+def test_every_model_of_a_configuration_is_verified(
+    cli: Any, engines: list[Any], tmp_path: Path, words: tuple[str, ...], verified: list[str]
+) -> None:
+    config = tmp_path / "harvester.yaml"
+    config.write_text(MODELS)
+    result = cli("verify", "--config", str(config), *words)
+    assert result.exit_code == 0, result.output
+    assert engines[1::3] == verified
+    assert len(set(engines[2::3])) == len(verified), "a log for each"
+    assert len(cli("verify", "--config", str(config), "--json", *words).stdout.splitlines()) == len(verified)
+
+
+def test_what_is_wrong_of_one_model_is_told_after_all_were_verified(cli: Any, engines: list[Any], tmp_path: Path) -> None:
+    config = tmp_path / "harvester.yaml"
+    config.write_text(MODELS)
+    engines[0] |= {"ok": False, "parts": WRONG}
+    result = cli("verify", "--config", str(config))
+    assert result.exit_code == 1
+    assert engines[1::3] == ["org/big", "org/small"]
+    assert result.stderr.count("wrong on this machine: signals") == 2
+    assert "verify-small.log" in result.stderr
+
+
+def test_the_variables_of_one_model_are_not_those_of_the_next(
+    cli: Any, engines: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, seen = tmp_path / "harvester.yaml", []
+    config.write_text(MODELS)
+    whole = sys.modules["harvester.engine.verify.whole"]
+
+    def subject_of(config: Any) -> Any:
+        seen.append([name for name in ("A", "B") if name in os.environ])
+        os.environ.update(config.env)
+        return config.model
+
+    monkeypatch.setattr(whole, "subject_of", subject_of)
+    assert cli("verify", "--config", str(config)).exit_code == 0
+    assert seen == [[], []]

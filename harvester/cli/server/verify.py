@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,7 +14,7 @@ import typer
 
 from harvester.cli.invocation import Invocation, command
 from harvester.cli.server.serve import require_engine
-from harvester.config import load_config
+from harvester.config import ServeConfig, load_config
 from harvester.engine.vllm import surface
 from harvester.errors import HarvesterError
 from jobs.storage.folder import StateFolder
@@ -24,13 +27,16 @@ app = typer.Typer()
 @command(app)
 def verify(
     here: Invocation,
-    model: Annotated[str | None, typer.Option("--model", "-m", metavar="MODEL", help="Hugging Face id or folder.")] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", "-m", metavar="MODEL", help="Hugging Face id, folder, or name of one of the config's models.")
+    ] = None,
     config: Annotated[Path | None, typer.Option("--config", "-c", metavar="FILE", help="YAML file; options here win over it.")] = None,
 ) -> None:
     """Check tokens, ended steps, times and KV copies on this machine.
 
     Runs three engines one after the other: stock vLLM, harvester with steps ended early and KV taken away, and harvester as configured.
-    Takes two or three minutes and the memory of a server, so stop the server first. Without --model, the embedded model is used.
+    Takes two or three minutes a model and the memory of a server, so stop the server first. Without --model, all models of the config are
+    verified; without both, the embedded one.
     Later servers use the result: they turn off what is wrong, and turn on KV checkpoints if they are right. Exits with 1 if a part
     is wrong, or if none could be judged.
 
@@ -38,27 +44,53 @@ def verify(
     Example:
         harvester verify --model Qwen/Qwen3-8B
     """
-    values = load_config(config, {"model": model})
+    asked = _asked(config, model)
     require_engine("vllm")
     surface.require()
     whole = importlib.import_module("harvester.engine.verify.whole")
-    log = _log(here)
-    found = whole.verify(whole.subject_of(values), log, lambda line: print(line, file=sys.stderr, flush=True), here.state_dir)
-    if here.json:
-        here.print_json(found)
-    else:
-        print(*_lines(found), sep="\n")
-    if not found["ok"]:
-        wrong = [part["part"] for part in found["parts"] if part["ok"] is False]
-        told = f"wrong on this machine: {', '.join(wrong)}" if wrong else "nothing could be told on this machine"
-        raise HarvesterError(f"{told}; the engines' log is {log}")
+    failures = []
+    for name, values in asked.items():
+        log = _log(here, name)
+        with _own_environment():
+            found = whole.verify(whole.subject_of(values), log, lambda line: print(line, file=sys.stderr, flush=True), here.state_dir)
+        if here.json:
+            here.print_json(found)
+        else:
+            print(*_lines(found), sep="\n")
+        if not found["ok"]:
+            wrong = [part["part"] for part in found["parts"] if part["ok"] is False]
+            told = f"wrong on this machine: {', '.join(wrong)}" if wrong else "nothing could be told on this machine"
+            failures.append(f"{f'model {name}: ' if name else ''}{told}; the engines' log is {log}")
+    if failures:
+        raise HarvesterError("; ".join(failures))
 
 
-def _log(here: Invocation) -> Path:
+def _asked(path: Path | None, model: str | None) -> dict[str | None, ServeConfig]:
+    """What is verified, by name; None: the first model, or one that the configuration does not have. Raises `ConfigError`."""
+    values = load_config(path)
+    if model in values.models:
+        return {model: values.of(model)}
+    if model is not None:
+        return {None: load_config(path, {"model": model})}
+    return {None: values, **{name: values.of(name) for name in values.models}}
+
+
+@contextmanager
+def _own_environment() -> Iterator[None]:
+    """Take back the variables of a model's ``env``, which its engines inherit."""
+    before = dict(os.environ)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def _log(here: Invocation, name: str | None) -> Path:
     """The log file in the state folder, which is prepared as for a server. Raises `StorageError` if the folder cannot be used."""
     folder = StateFolder(here.state_dir)
     folder.prepare()
-    return folder.logs / "verify.log"
+    return folder.logs / ("verify.log" if name is None else f"verify-{name}.log")
 
 
 def _lines(found: dict[str, Any]) -> list[str]:
