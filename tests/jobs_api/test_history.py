@@ -78,6 +78,19 @@ def test_of_several_replicas_tokens_are_added_and_the_worst_latency_is_told(hist
     assert (told["chat_tokens_per_s"][-1], told["ttft"]["p99"][-1]) == (6.0, 300.0)
 
 
+def test_the_latency_told_of_several_replicas_is_that_which_is_worst_for_its_own_slo(history: History) -> None:
+    """One with a short SLO that is missed does not hide behind the longer one of another model."""
+    slow: dict[str, Any] = {"ttft_slo_s": 5.0}
+    quick: dict[str, Any] = {"name": "b", "ttft_slo_s": 0.2}
+    history.take([at(0, **slow), at(0, **quick)], NOON_S)
+    history.take([at(5, chat=10, **slow, **chats(2.0)), at(5, chat=10, **quick, **chats(0.3))], NOON_S + 5)
+    told = history.told("5m", NOON_S + 5)
+    assert [told["ttft"][name][-1] for name in ("p50", "p99", "slo")] == [150.0, 300.0, 200.0]
+    assert told["kept"]["1h"] == {"minutes": 1, "kept": 0}
+    history.take([at(10, chat=10, **slow), at(10, chat=10, **quick)], NOON_S + 10)
+    assert history.told("1h", NOON_S + 10)["ttft"]["slo"][-1] == 200.0, "the SLO of the chats that were"
+
+
 def test_the_alone_figure_is_the_engines_account_of_the_same_chats(history: History) -> None:
     history.take([at(0, ttft_slo_s=None)], NOON_S)
     history.take([at(5, chat=1, ttft_slo_s=None, **chats(0.2, had_s=2.2, alone_s=2.0))], NOON_S + 5)

@@ -9,6 +9,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
@@ -65,27 +66,35 @@ class ClassMetrics:
             "harvester_queue_seconds", "Arrival in the engine to first step.", ["class"], buckets=SECONDS, registry=registry
         )
         self._kept = Counter("harvester_slo_total", "Promises to online requests, kept or not.", ["objective", "kept"], registry=registry)
-        self._recent = {"ttft": TimeWindow(), "tpot": TimeWindow()}
+        self._recent: dict[str, dict[float, TimeWindow]] = {"ttft": {}, "tpot": {}}  # by what was promised, in seconds
 
     def first_token(self, seconds: float, promise: Slo, tier: ServiceTier) -> None:
         self._ttft.labels("online", tier).observe(seconds)
-        self._recent["ttft"].note(seconds, time.monotonic())
-        self._count("ttft", seconds, promise.ttft_s)
+        self._took("ttft", seconds, promise.ttft_s)
 
     def next_token(self, seconds: float, tokens: int, promise: Slo, tier: ServiceTier) -> None:
         """One output brought ``tokens`` tokens, ``seconds`` after the output before it."""
         self._tpot.labels("online", tier).observe(seconds / tokens)
-        self._recent["tpot"].note(seconds / tokens, time.monotonic())
-        self._count("tpot", seconds / tokens, promise.tpot_s)
+        self._took("tpot", seconds / tokens, promise.tpot_s)
 
     def queued(self, work: str, seconds: float) -> None:
         self._queue.labels(work).observe(seconds)
 
-    def recent(self, now_s: float) -> dict[str, dict[str, float] | None]:
-        """Recent TTFT (``ttft``) and TPOT (``tpot``) of online streams, in seconds: see `TimeWindow.quantiles`."""
-        return {name: values.quantiles(now_s) for name, values in self._recent.items()}
+    def recent(self, now_s: float, usual: Slo) -> dict[str, Any]:
+        """Recent TTFT (``ttft``) and TPOT (``tpot``) of online streams in seconds, see `TimeWindow.quantiles`, with their SLO.
 
-    def _count(self, objective: str, seconds: float, promised_s: float) -> None:
+        Of classes with different SLOs, those streams whose P99 is worst for their own. ``ttft_slo_s``, ``tpot_slo_s``: None where none
+        was promised; of ``usual`` where there was no stream.
+        """
+        found: dict[str, Any] = {}
+        for name, promised_s in (("ttft", usual.ttft_s), ("tpot", usual.tpot_s)):
+            told = {promise_s: values for promise_s, window in self._recent[name].items() if (values := window.quantiles(now_s))}
+            _, worst_s = max(((values["p99"] / promise_s, promise_s) for promise_s, values in told.items()), default=(0.0, promised_s))
+            found |= {name: told.get(worst_s), f"{name}_slo_s": worst_s if worst_s < math.inf else None}
+        return found
+
+    def _took(self, objective: str, seconds: float, promised_s: float) -> None:
+        self._recent[objective].setdefault(promised_s, TimeWindow()).note(seconds, time.monotonic())
         if promised_s < math.inf:
             self._kept.labels(objective, str(seconds <= promised_s).lower()).inc()
 

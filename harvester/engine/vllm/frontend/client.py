@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
@@ -129,9 +128,7 @@ class HarvestLLM(AsyncLLM):
     def latencies(self, now_s: float) -> dict[str, Any]:
         if self._metrics is None or self._settings is None:
             return {"ttft": None, "tpot": None, "ttft_slo_s": None, "tpot_slo_s": None}
-        promise = self._settings.slo_of(None)
-        ttft_s, tpot_s = (value if value < math.inf else None for value in (promise.ttft_s, promise.tpot_s))
-        return {**self._metrics.recent(now_s), "ttft_slo_s": ttft_s, "tpot_slo_s": tpot_s}
+        return self._metrics.recent(now_s, self._settings.slo_of(None))
 
     async def add_request(
         self, request_id: str, prompt: Any, params: Any, arrival_time: float | None = None, *given: Any, **named: Any

@@ -18,9 +18,10 @@ _NAN = math.nan
 
 @dataclass(slots=True)
 class Point:
-    """One time step. The first seven fields are sums over it. The rest: SLOs, and quantiles of the minute before its last look with chat.
+    """One time step. The first seven fields are sums over it. The rest: quantiles of the minute before its last look with chat.
 
-    NaN: unknown. ``had_s``: total time that chats took; ``alone_s``: what they would have taken without jobs, as the engine estimates.
+    With the SLO of those chats: all of one replica, the one whose P99 is worst for its SLO. NaN: unknown. ``had_s``: total time that chats
+    took; ``alone_s``: what they would have taken without jobs, as the engine estimates.
     """
 
     seconds: float = 0.0
@@ -38,9 +39,12 @@ class Point:
     tpot_slo_ms: float = _NAN
 
     def add(self, look: Point) -> None:
-        for place, field in enumerate(fields(Point)):
-            before, new = getattr(self, field.name), getattr(look, field.name)
-            setattr(self, field.name, before + new if place < SUMS else before if math.isnan(new) else new)
+        for field in fields(Point)[:SUMS]:
+            setattr(self, field.name, getattr(self, field.name) + getattr(look, field.name))
+        for kind in KINDS:
+            if math.isnan(getattr(self, f"{kind}_p99_ms")) or not math.isnan(getattr(look, f"{kind}_p99_ms")):
+                for name in SHOWN:
+                    setattr(self, f"{kind}_{name}_ms", getattr(look, f"{kind}_{name}_ms"))
 
     @classmethod
     def of(cls, values: Sequence[float] | None) -> Self | None:
@@ -63,6 +67,7 @@ class Point:
 
 
 SUMS = 7
+KINDS, SHOWN = ("ttft", "tpot"), ("p50", "p99", "slo")
 WIDTH = len(fields(Point))
 
 
@@ -134,6 +139,7 @@ def _known(point: Point | None, name: str) -> float | None:
 def _look(before: dict[str, dict[str, Any]], now: dict[str, dict[str, Any]]) -> Point:
     """Change from ``before`` to ``now``: counters summed over replicas, latencies of the worst replica."""
     look = Point()
+    chatting = []
     for name, replica in now.items():
         then = before.get(name)
         if then is not None and then["at_s"] < replica["at_s"] and then["busy_s"] <= replica["busy_s"]:
@@ -141,20 +147,22 @@ def _look(before: dict[str, dict[str, Any]], now: dict[str, dict[str, Any]]) -> 
             made = replica["online"]["tokens"] - then["online"]["tokens"]
             look.chat_tokens += made
             look.job_tokens += replica["offline"]["tokens"] - then["offline"]["tokens"]
-            for kind in ("ttft", "tpot"):
+            for kind in KINDS:
                 had_s, alone_s = (new - old for new, old in zip(replica[f"{kind}_s"], then[f"{kind}_s"], strict=True))
                 setattr(look, f"{kind}_had_s", getattr(look, f"{kind}_had_s") + had_s)
                 setattr(look, f"{kind}_alone_s", getattr(look, f"{kind}_alone_s") + alone_s)
-                if made:  # else the latencies are of chats that ended before
-                    _worst(look, kind, replica[kind] or {})
-        for kind in ("ttft", "tpot"):
-            _worst(look, kind, {"slo": replica[f"{kind}_slo_s"]})
+            if made:  # else the latencies are of chats that ended before
+                chatting.append(replica)
+    for kind in KINDS:
+        for name, value_s in _worst(kind, chatting, now.values()).items():
+            setattr(look, f"{kind}_{name}_ms", math.nan if value_s is None else value_s * 1000)
     return look
 
 
-def _worst(look: Point, kind: str, told_s: dict[str, float | None]) -> None:
-    for name, value_s in told_s.items():
-        if name != "count" and value_s is not None:
-            key = f"{kind}_{name}_ms"
-            before = getattr(look, key)
-            setattr(look, key, value_s * 1000 if math.isnan(before) else max(before, value_s * 1000))
+def _worst(kind: str, chatting: Iterable[dict[str, Any]], all_now: Iterable[dict[str, Any]]) -> dict[str, float | None]:
+    """`SHOWN` of the replica whose P99 is worst for its own SLO, in seconds; where none has chat, the tightest SLO alone."""
+    told = [(one[kind], one[f"{kind}_slo_s"]) for one in chatting if one[kind]]
+    if not told:
+        return {"slo": min((slo_s for one in all_now if (slo_s := one[f"{kind}_slo_s"]) is not None), default=None)}
+    latency, slo_s = max(told, key=lambda one: (one[0]["p99"] / one[1] if one[1] else 0.0, one[0]["p99"]))
+    return {"p50": latency["p50"], "p99": latency["p99"], "slo": slo_s}
