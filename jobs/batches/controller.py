@@ -74,6 +74,7 @@ class BatchController:
         self._writing = asyncio.Lock()  # a record is read, changed and put by one at a time
         self._wake = asyncio.Event()
         self._work: dict[str, asyncio.Task[None]] = {}
+        self._has_rows: dict[str, bool] = {}  # ended batches, of which a storage is asked once
         self._seen: dict[str, tuple[float, JobView]] = {}  # jobs of batches that go on, by the event loop's clock
 
     # -- what clients ask -----------------------------------------------------------------------------------------------------------
@@ -164,18 +165,23 @@ class BatchController:
             await asyncio.sleep(self._tidy_s)
 
     async def tidy(self) -> None:
-        """Remove the rows of each ended batch that is spent (`BatchPlanner.is_spent`) or whose job is gone. A resumed job keeps them."""
+        """Remove the rows of each ended batch that is spent (`BatchPlanner.spent`) or whose job is gone. A resumed job keeps them."""
         for record, is_spent in await with_storage(self._let_go):
             job = await self._job(record.id)
             is_idle = job is not None and job.state in ENDED and not await self._ledger.held(record.id)
             if job is None or (is_spent and is_idle):
                 await with_storage(self._planner.forget, record.id)
+                self._has_rows[record.id] = False
 
     def _let_go(self) -> list[tuple[BatchRecord, bool]]:
         """Ended batches that have rows, and are spent or made no file; each with whether it is spent."""
-        there = [record for record in self._store.list() if record.status in ENDED_BATCH and self._planner.has_rows(record.id)]
-        told = [(record, self._planner.is_spent(record)) for record in there]
-        return [(record, is_spent) for record, is_spent in told if is_spent or not (record.output_file_id or record.error_file_id)]
+        ended = [record for record in self._store.list() if record.status in ENDED_BATCH]
+        for record in ended:
+            if record.id not in self._has_rows:
+                self._has_rows[record.id] = self._planner.has_rows(record.id)
+        there = [record for record in ended if self._has_rows[record.id]]
+        spent = self._planner.spent(there)
+        return [(one, one.id in spent) for one in there if one.id in spent or not (one.output_file_id or one.error_file_id)]
 
     async def settle(self) -> None:
         """Wait for what is in work now."""

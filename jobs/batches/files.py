@@ -143,6 +143,20 @@ class FileStore:
         there = [stored for file_id in ids if (stored := _readable(read, file_id)) is not None and not self._is_over(stored)]
         return sorted(there, key=lambda stored: (stored.created_at_s, stored.id), reverse=True)
 
+    def there(self, wanted: Collection[str]) -> set[str]:
+        """Which of the ids ``wanted`` are of files that are there. Asks a storage once, and once more for each file that is new to it.
+
+        A file whose metadata cannot be read is there: nobody let it go. Raises `StorageError` where the folder cannot be listed.
+        """
+        return {file_id for file_id in self._ids(self._names()) if file_id in wanted and not self._is_gone(file_id)}
+
+    def _is_gone(self, file_id: str) -> bool:
+        try:
+            stored = self._fetched(file_id)
+        except StorageError:
+            return False
+        return stored is None or self._is_over(stored)
+
     def _ids(self, names: Collection[str]) -> Sequence[str]:
         """Of the files that are there, given the names in the folder; all others are forgotten."""
         ids = {name.removesuffix(".json") for name in names if name.endswith(".json")}

@@ -8,7 +8,6 @@ from contextlib import suppress
 from pathlib import Path
 
 from connectors.durable import storage_error
-from connectors.errors import StorageError
 from connectors.open import open_source
 from jobs.batches.files import FileStore
 from jobs.batches.input import BODY, CUSTOM_ID, InputReader, InvalidInput
@@ -103,19 +102,14 @@ class BatchPlanner:
     def has_rows(self, batch_id: str) -> bool:
         return has_rows(self._folder, batch_id)
 
-    def is_spent(self, record: BatchRecord) -> bool:
-        """Whether the client of an ended batch needs it no longer: its input file is gone, or all files made of it are."""
-        made = [file_id for file_id in (record.output_file_id, record.error_file_id) if file_id is not None]
-        return not self._is_there(record.wish.input_file_id) or (bool(made) and not any(map(self._is_there, made)))
+    def spent(self, records: Collection[BatchRecord]) -> set[str]:
+        """Ids of the ended batches whose client needs them no longer: the input file is gone, or all files made of it are.
 
-    def _is_there(self, file_id: str) -> bool:
-        try:
-            self._files.get(file_id)
-        except NotFoundError:  # deleted, or its time is over
-            return False
-        except StorageError:  # damaged: nobody let it go
-            return True
-        return True
+        Raises `StorageError`.
+        """
+        named = {record.id: _named(record) for record in records}
+        there = self._files.there({file_id for source, made in named.values() for file_id in (source, *made)}) if named else set()
+        return {batch_id for batch_id, (source, made) in named.items() if source not in there or (made and there.isdisjoint(made))}
 
     def forget(self, batch_id: str) -> None:
         """Remove a batch's rows. Its results stay; its job cannot be resumed or retried any more. Raises `StorageError`."""
@@ -133,3 +127,8 @@ class BatchPlanner:
         path = self.rows(batch_id)
         fetch_input(self._folder, batch_id, str(path))
         return path
+
+
+def _named(record: BatchRecord) -> tuple[str, list[str]]:
+    """The input file of a batch, and the files made of it."""
+    return record.wish.input_file_id, [file_id for file_id in (record.output_file_id, record.error_file_id) if file_id is not None]

@@ -188,17 +188,17 @@ def test_a_batch_is_spent_once_its_input_or_all_that_was_made_of_it_is_gone(desk
     output, errors = desk.upload(), desk.upload()
     record = desk.batch(request("a"))
     made = record.model_copy(update={"output_file_id": output, "error_file_id": errors})
-    assert not desk.planner.is_spent(record), "nothing was made yet"
+    assert desk.planner.spent([record]) == set(), "nothing was made yet"
     desk.files.delete(output)
-    assert not desk.planner.is_spent(made)
+    assert desk.planner.spent([made]) == set()
     desk.files.delete(errors)
-    assert desk.planner.is_spent(made)
+    assert desk.planner.spent([made]) == {made.id}
     desk.files.delete(record.wish.input_file_id)
-    assert desk.planner.is_spent(record)
+    assert desk.planner.spent([record]) == {record.id}
 
 
 def test_an_input_that_is_damaged_was_not_let_go(desk: Desk) -> None:
     record = desk.batch(request("a"))
     (desk.folder.files / f"{record.wish.input_file_id}.json").write_text("{")
     fresh = BatchPlanner(desk.folder, FileStore(desk.folder.files, desk.clock), BatchConfig(), HarvestConfig(), "served")
-    assert not fresh.is_spent(record)
+    assert fresh.spent([record]) == set()

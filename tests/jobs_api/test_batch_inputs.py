@@ -6,15 +6,20 @@ import asyncio
 import io
 import itertools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from httpx import ASGITransport, AsyncClient
+from openai import AsyncOpenAI
 from openai.types import Batch
 from test_openai_api import ENDED, MODEL, Bureau, bureau, going, jsonl, last_content, limits, line, office, reply
 
 from harvester.serve.http.jobs.removal import DAY_S, remove_old, removed
+from harvester.serve.openai.api import openai_api
+from jobs.batches.files import FileStore
 from jobs.batches.input import InputReader
 from jobs.batches.line import LineRules
 from jobs.batches.plan import BatchPlanner
@@ -22,6 +27,7 @@ from jobs.batches.record import BatchRecord, BatchWish
 from jobs.batches.states import BatchStatus
 from jobs.config import BatchConfig
 from jobs.errors import StateError
+from jobs.storage.mirror import Mirror
 from jobs.testing import DirectLedger, Refused
 
 __all__ = ["bureau", "limits", "office", "reply"]
@@ -142,8 +148,8 @@ async def test_rows_without_a_job_go(tmp_path: Path) -> None:
     async with bureau.http:
         wish = BatchWish(input_file_id=await bureau.upload(LINES), endpoint="/v1/chat/completions", completion_window="24h")
         for status in (BatchStatus.CANCELLED, BatchStatus.FAILED):
-            await bureau.controller.create(wish)
-            record = bureau.controller.records()[0]
+            made = await bureau.controller.create(wish)
+            record = bureau.controller._store.get(made["id"])
             BatchPlanner(bureau.folder, bureau.files, BatchConfig(), bureau.runner().config, "scripted").plan(
                 record, ["scripted"], lambda: False
             )
@@ -211,4 +217,39 @@ async def test_a_change_of_a_batch_waits_for_one_whose_client_hung_up(tmp_path: 
         await changing
         await until(lambda: bureau.controller.records()[0].status is BatchStatus.CANCELLING)
         assert bureau.controller.records()[0].model == "other"
+    bureau.ledger.close()
+
+
+class CountingStorage(Mirror):
+    """Counts what it is asked."""
+
+    asked = 0
+
+    @contextmanager
+    def _mapped(self, doing: str, path: Path) -> Iterator[None]:
+        self.asked += 1
+        with super()._mapped(doing, path):
+            yield
+
+
+@pytest.mark.parametrize("has_let_go", [True, False], ids=["let go", "kept"])
+async def test_ended_batches_cost_a_storage_no_requests_for_ever(tmp_path: Path, has_let_go: bool) -> None:
+    bureau = Bureau(tmp_path, BatchConfig(), last_content)
+    object.__setattr__(bureau.folder, "mirror", mirror := CountingStorage(bureau.folder.root, str(tmp_path / "shared")))
+    bureau.files = FileStore(bureau.folder.files, bureau.clock, mirror)
+    bureau.controller = bureau.new_controller()
+    app = openai_api(bureau.files, bureau.controller)
+    asked = list[int]()
+    async with AsyncClient(transport=ASGITransport(app), base_url="http://bureau") as http:
+        bureau.api = AsyncOpenAI(base_url="http://bureau/v1", api_key="none", http_client=http, max_retries=0)  # type: ignore[arg-type]
+        async with going(bureau.controller.run(), bureau.runner().run()):
+            batches = [await bureau.ended(LINES) for _ in range(3)]
+        if has_let_go:
+            await delete(bureau, *(batch.input_file_id for batch in batches))
+        for _ in range(3):
+            before = mirror.asked
+            await bureau.controller.tidy()
+            asked.append(mirror.asked - before)
+    assert [rows(bureau, batch).exists() for batch in batches] == [not has_let_go] * 3
+    assert asked[1:] == ([0, 0] if has_let_go else [1, 1]), "one list of all files, while there is a batch to let go"
     bureau.ledger.close()
