@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from jobs.access.marks import Marks
 from jobs.hint import EVEN, SchedulingHint
 from jobs.usage import NONE_USED, Usage
 
@@ -102,6 +103,10 @@ class RowEngine(Protocol):
     @property
     def concurrency(self) -> int:
         """How many prompts to keep in the engine so that its scheduler has a wide choice."""
+
+    @property
+    def marks(self) -> Marks:
+        """What its tokenizer reads as control tokens. The values of a row are given to it with these parted."""
 
     @property
     def harvested_s(self) -> float:

@@ -10,6 +10,7 @@ from math import ceil
 
 import pyarrow as pa
 
+from jobs.access.marks import UNMARKED, Marks
 from jobs.engine import PLAIN, ApiCall, Completion, EngineGone, Message, Prompt, Rendering, RowRequest
 from jobs.errors import NotFoundError
 from jobs.hint import SchedulingHint
@@ -64,6 +65,7 @@ class ScriptedEngine:
         reply: Callable[[ApiCall], str] = last_content,
         hear: Callable[[RowRequest], None] | None = None,
         think: Callable[[Prompt], str] | None = None,
+        marks: Marks = UNMARKED,
     ) -> None:
         self.model = model
         self.context_tokens = context_tokens
@@ -72,6 +74,7 @@ class ScriptedEngine:
         self.reply = reply
         self.hear = hear
         self.think = think
+        self.marks = marks
         self.delay_s = delay_s
         self.tokens_per_char = tokens_per_char
         self.finished = 0  # completions that ended

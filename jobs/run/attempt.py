@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from jobs.access.marks import UNMARKED, Marks
 from jobs.engine import ApiCall, Completion, Message, Prompt, Rendering, RowEngine, RowError, RowRequest
 from jobs.hint import SchedulingHint
 from jobs.spec import JobSpec
@@ -49,6 +50,8 @@ class RowAttempt:
     ) -> None:
         self.tally = Tally()
         self.budget_tokens = engine.context_tokens - job.task.most_tokens  # of a prompt
+        # A text to embed is in no chat, so no mark of one ends it.
+        self.marks: Marks = UNMARKED if job.task.answer is AnswerKind.EMBEDDING else engine.marks
         self._job = job
         self._engine = engine
         self._slots = slots
@@ -125,14 +128,18 @@ class RowAttempt:
         name = self._request_id if number == 0 else f"{self._request_id}-{number}"
         hint = self._hints(self._job).in_window(self._window)  # as the ledger said last
         done = await self._engine.complete(RowRequest(name, content, hint))
+        if isinstance(content, Prompt):  # the answer may quote a mark that was parted
+            reasoning = None if done.reasoning is None else self.marks.whole(done.reasoning)
+            done = replace(done, text=self.marks.whole(done.text), reasoning=reasoning)
         self.tally.add(done)
         return done
 
     async def _correction(self, messages: tuple[Message, ...], wrong: str, error: RowError) -> tuple[Message, ...] | None:
         """The conversation that asks again, the wrong answer shortened where it does not fit; None where nothing fits."""
-        demand: Message = {"role": "user", "content": f"That cannot be used: {error.message}. {_wish(self._job)} Answer with that only."}
+        fault = self.marks.parted(error.message)  # may quote the answer
+        demand: Message = {"role": "user", "content": f"That cannot be used: {fault}. {_wish(self._job)} Answer with that only."}
         for shown in (wrong, wrong[:SHOWN_CHARS], wrong[: SHOWN_CHARS // 10]):
-            asked: tuple[Message, ...] = (*messages, {"role": "assistant", "content": shown}, demand)
+            asked: tuple[Message, ...] = (*messages, {"role": "assistant", "content": self.marks.parted(shown)}, demand)
             if await self.fits(asked):
                 return asked
         return None

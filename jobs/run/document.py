@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from jobs.access.marks import Marks
 from jobs.engine import EngineGone, Message, RowError
 from jobs.longtext.combine import combining, grouped, joined
 from jobs.longtext.split import split
@@ -33,12 +34,12 @@ async def read_in_parts(job: JobSpec, attempt: RowAttempt, values: Mapping[str, 
     The parts are asked for at once, as far as there are slots; so are the groups of a level of combining. Raises `RowError` naming the part
     that could not be answered, and `EngineGone`.
     """
-    build = _builder(job, job.task, values)
+    build = _builder(job, job.task, values, attempt.marks)
     parts = await split(text, _counter(attempt, build), attempt.budget_tokens)
     if len(parts) == 1:
         return PartsAnswer(await attempt.answer(build(parts[0])), 1, False)
     answers = await _all(attempt, [build(part) for part in parts], "part")
-    combine = _builder(job, combining(job.task, job.column), values)
+    combine = _builder(job, combining(job.task, job.column), values, attempt.marks)
     was_cut = False
     while len(answers) > 1:
         groups, cut = await grouped([answer.text for answer in answers], _counter(attempt, combine), attempt.budget_tokens)
@@ -49,10 +50,10 @@ async def read_in_parts(job: JobSpec, attempt: RowAttempt, values: Mapping[str, 
     return PartsAnswer(answers[0], len(parts), was_cut)
 
 
-def _builder(job: JobSpec, task: Task, values: Mapping[str, object]) -> Build:
+def _builder(job: JobSpec, task: Task, values: Mapping[str, object], marks: Marks) -> Build:
     column = job.column
     assert column is not None, "a job that splits has a text column"
-    return lambda text: build_messages(task, column, {**values, column: text})
+    return lambda text: build_messages(task, column, {**values, column: text}, marks)
 
 
 def _counter(attempt: RowAttempt, build: Build) -> Callable[[str], Awaitable[int]]:

@@ -99,7 +99,7 @@ class RowWork:
                 raise RowError(cell.code, f"column {name}: {cell.message}")
         if self._job.task.images:
             attempt.show(await asyncio.to_thread(self._images, values, text))
-        messages = self._messages(values, text)
+        messages = self._messages(attempt, values, text)
         if attempt.surely_fits(messages):
             return (await attempt.answer(messages)).values
         if text is not None and self._job.on_long is OnLong.TRUNCATE:
@@ -118,7 +118,7 @@ class RowWork:
         """The answer for as much of the text as fits."""
         result = await fit(text, self._counter(attempt, values), attempt.budget_tokens)
         outcome.truncated = result.truncated
-        return (await attempt.answer(self._messages(values, result.text))).values
+        return (await attempt.answer(self._messages(attempt, values, result.text))).values
 
     async def _measured(self, attempt: RowAttempt, values: Mapping[str, object], text: str) -> int:
         """Tokens of the prompt; of one that is far too long, those of a part that is too long too."""
@@ -126,7 +126,7 @@ class RowWork:
 
     def _counter(self, attempt: RowAttempt, values: Mapping[str, object]) -> Count:
         """Counts the tokens of the prompt with a text in place of the row's."""
-        return lambda text: attempt.count(self._messages(values, text))
+        return lambda text: attempt.count(self._messages(attempt, values, text))
 
     def _images(self, values: Mapping[str, object], text: str | None) -> tuple[str, ...]:
         """Of the row, in the order of the task's columns. Reads files; raises `RowError` naming the column of one that is bad."""
@@ -134,10 +134,10 @@ class RowWork:
         cells = values if column is None or text is None else {**values, column: text}
         return tuple(self._reader.address(name, cells.get(name)) for name in self._job.task.images)
 
-    def _messages(self, values: Mapping[str, object], text: str | None) -> tuple[Message, ...]:
+    def _messages(self, attempt: RowAttempt, values: Mapping[str, object], text: str | None) -> tuple[Message, ...]:
         column = self._job.column
         row = values if column is None or text is None else {**values, column: text}
-        return build_messages(self._job.task, column, row)
+        return build_messages(self._job.task, column, row, attempt.marks)
 
     def give_up(self, row_id: int, begun: int, lost: int) -> Row:
         """The result of a row that was begun ``begun`` times, ``lost`` of them in an engine that died: it seems to be what kills it."""

@@ -16,6 +16,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from connectors.errors import ColumnError
+from jobs.access.marks import UNMARKED, Marks, Span
 from jobs.engine import Message
 from jobs.errors import TaskError
 from jobs.tasks.spec import Task
@@ -94,19 +95,25 @@ def places(template: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(part.place for part in parse(template) if part.place is not None))
 
 
-def render(template: str, values: Mapping[str, object]) -> str:
-    """Write each place's value out, literally: braces in a value stay braces.
+def render(template: str, values: Mapping[str, object], marks: Marks = UNMARKED) -> str:
+    """Write each place's value out, literally: braces in a value stay braces, and its ``marks`` are parted. Those of the template stay.
 
     Raises `ColumnError` where ``values`` lacks a place, `TaskError` for a bad template.
     """
     pieces: list[str] = []
+    spans: list[Span] = []
+    length = 0
     for literal, place in parse(template):
         pieces.append(literal)
+        length += len(literal)
         if place is not None:
             if place not in values:
                 raise ColumnError(f"the prompt names column {place}, which the row does not have; it has: {', '.join(values)}")
-            pieces.append(plain_text(values[place]))
-    return "".join(pieces)
+            value = plain_text(values[place])
+            pieces.append(value)
+            spans.append((length, length + len(value)))
+            length += len(value)
+    return marks.parted("".join(pieces), spans)
 
 
 def fill(template: str, values: Mapping[str, object]) -> str:
@@ -145,12 +152,12 @@ def plain_text(value: object) -> str:
             return str(value)
 
 
-def build_messages(task: Task, column: str | None, row: Mapping[str, object]) -> tuple[Message, ...]:
-    """System message, where the task has one, and user message, with the row's values in their places.
+def build_messages(task: Task, column: str | None, row: Mapping[str, object], marks: Marks = UNMARKED) -> tuple[Message, ...]:
+    """System message, where the task has one, and user message, with the row's values in their places and their ``marks`` parted.
 
     ``column`` is the job's text column, which ``{text}`` stands for even where a column is named ``text``; None leaves ``{text}`` to the
     column of that name. Raises `ColumnError` where ``row`` lacks a column.
     """
     values = row if column is None or column not in row else {**row, TEXT_PLACE: row[column]}
-    system: tuple[Message, ...] = () if task.system is None else ({"role": "system", "content": render(task.system, values)},)
-    return (*system, {"role": "user", "content": render(task.prompt, values)})
+    system: tuple[Message, ...] = () if task.system is None else ({"role": "system", "content": render(task.system, values, marks)},)
+    return (*system, {"role": "user", "content": render(task.prompt, values, marks)})

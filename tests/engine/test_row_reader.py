@@ -102,7 +102,7 @@ class Engine:
 async def answered(engine: Engine, monkeypatch: pytest.MonkeyPatch, images: tuple[str, ...] = ()) -> Completion:
     monkeypatch.setattr("harvester.engine.frontend.offline.BUSY_WAIT_S", 0.0)
     given: Any = engine
-    without: Any = SimpleNamespace(reader=lambda *given: None, adapter=lambda name: None, template_kwargs=lambda rendering: {})
+    without: Any = SimpleNamespace(reader=lambda *given: None, adapter=lambda name: None, template_kwargs=lambda rendering: {}, marks=())
     offline = OfflineEngine(given, without, without, None, "tiny", 4, None)
     prompt = Prompt(({"role": "user", "content": "Hello"},), 8, 0.0, rendering=Rendering(is_plain=not images, images=images))
     try:

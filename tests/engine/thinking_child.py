@@ -25,19 +25,21 @@ from jobs.run.row import RowWork
 from jobs.tasks.spec import Task
 from jobs.testing import scripted_plan
 
-THOUGHT = "Repeat: <think>I wonder about it</think>yes, it is"
+THINK = "Repeat: <think>I wonder about it</think>"  # stands in the prompts of tasks: in the text of a row the marks are text
+THOUGHT = f"{THINK}yes, it is"
 CALL = 'Repeat: <tool_call>{"name": "look", "arguments": {"where": "here"}}</tool_call>'
 TEMPLATE = Path(__file__).with_name("templates") / "toy.jinja"
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {"where": {"type": "string"}}}}}
 
-ROWS: dict[str, tuple[str, dict[str, Any]]] = {
-    "on": (THOUGHT, {"thinking": 40}),
-    "bounded": (THOUGHT, {"thinking": 4}),
-    "off": ("Repeat: yes, it is", {"thinking": "off"}),
-    "cut": (THOUGHT, {"thinking": 5, "max_tokens": 1}),
-    "answer cut": (THOUGHT, {"thinking": 14, "max_tokens": 2}),
-    "choice": ("Repeat: <think>I wonder about it</think>yes", {"thinking": 40, "answer": "choice", "labels": ("yes", "no")}),
-    "choice at once": ("Repeat: yes", {"answer": "choice", "labels": ("yes", "no")}),
+ROWS: dict[str, tuple[str, dict[str, Any]]] = {  # the row's text, and its task
+    "on": ("yes, it is", {"thinking": 40}),
+    "bounded": ("yes, it is", {"thinking": 4}),
+    "off": ("Repeat: yes, it is", {"thinking": "off", "prompt": "{text}"}),
+    "cut": ("yes, it is", {"thinking": 5, "max_tokens": 1}),
+    "answer cut": ("yes, it is", {"thinking": 14, "max_tokens": 2}),
+    "choice": ("yes", {"thinking": 40, "answer": "choice", "labels": ("yes", "no")}),
+    "choice at once": ("Repeat: yes", {"answer": "choice", "labels": ("yes", "no"), "prompt": "{text}"}),
+    "opened by its text": ("yes <think> and so on it is", {"thinking": 14}),
 }
 
 
@@ -51,7 +53,7 @@ def model(folder: Path) -> Path:
 
 async def row(engine: Any, name: str) -> dict[str, Any]:
     text, asked = ROWS[name]
-    task = Task(name="ask", prompt="{text}", temperature=0.0, **{"max_tokens": 40, **asked})
+    task = Task(name="ask", temperature=0.0, **{"prompt": f"{THINK}{{text}}", "max_tokens": 40, **asked})
     job = scripted_plan("docs").spec.model_copy(update={"task": task, "column": "text"})
     done = await RowWork(job, engine, time.time).answer(0, {"text": text}, text, 1, name.replace(" ", "-"))
     return {**done.values, "status": done.status, "code": done.error_code, "ended": done.finish_reason, "tokens": done.usage.output_tokens}

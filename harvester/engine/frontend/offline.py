@@ -50,6 +50,7 @@ class OfflineEngine:
         self._images = Images(llm, chat_template, max_image_bytes)
         self._tokenizer = llm.get_tokenizer()
         self._template = RowTemplate(self._tokenizer, chat_template)
+        self.marks = self._template.marks(reasoning.marks)
         self._defaults = dict(llm.model_config.get_diff_sampling_param())  # the model's own sampling parameters, as on the chat route
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokenize")
         self._openings: dict[str, list[int]] = {}  # by the template's arguments

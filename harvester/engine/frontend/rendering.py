@@ -1,14 +1,18 @@
-"""The prompt of a job row: a conversation as the model's chat template renders it."""
+"""The prompt of a job row: a conversation as the model's chat template renders it, and the marks that its tokenizer reads in it."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from harvester.engine.launch.template import Takes, taken
+from jobs.access.marks import GAP, Marks
 from jobs.engine import Message, RowError
 
+_CONTROL = re.compile(r"[<\[][|｜].*[|｜][>\]]", re.DOTALL)  # names of control tokens, some of which tokenizers do not call special
+_SIGN = re.compile(r"[^\w\s]")
 _REASON_CHARS = 500
 
 log = logging.getLogger(__name__)
@@ -39,6 +43,34 @@ class RowTemplate:
             raise RowError("refused", f"the model's chat template refuses this conversation: {_reason(error)}") from error
         assert not isinstance(ids, str), "asked for tokens"
         return list(ids)
+
+    def marks(self, more: Iterable[str] = ()) -> Marks:
+        """What the tokenizer reads as control tokens: those it calls special, those named as such, those that the template writes.
+
+        ``more``: further marks, whatever tokens they have. Other tokens that were added to the vocabulary, such as runs of spaces or HTML
+        tags, are text.
+        """
+        added: Mapping[int, Any] = getattr(self._tokenizer, "added_tokens_decoder", None) or {}
+        template = self._source()
+        ids = {
+            number: str(token.content)
+            for number, token in added.items()
+            if token.special or _CONTROL.fullmatch(token.content) or (_SIGN.search(token.content) and token.content in template)
+        }
+        for gap in (GAP, " "):
+            found = Marks([*ids.values(), *more], gap)
+            read = self._tokenizer.encode(" ".join(map(found.parted, found.texts)), add_special_tokens=False) if ids else ()
+            if not set(read) & {number for number, text in ids.items() if text in found.texts}:
+                return found
+        log.warning("marks=unsafe: the tokenizer reads control tokens although a space parts them; rows may hold some")
+        return found
+
+    def _source(self) -> str:
+        """The template's own text; empty for a tokenizer that has code in its place."""
+        try:
+            return self._chat_template or str(self._tokenizer.get_chat_template())
+        except Exception:
+            return ""
 
     def _text(self, messages: Sequence[Mapping[str, Any]]) -> str:
         found = self._apply(messages, {"tokenize": False}, opens=True)

@@ -228,6 +228,14 @@ class Reasoning:
             switches=self._switch.names,
         )
 
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """What begins and ends the thinking; empty if the parser does not tell."""
+        if self._parser_cls is None or self._parser_cls.reasoning_parser_cls is None:
+            return ()
+        parser = self._parser_cls.reasoning_parser_cls(self._llm.get_tokenizer())
+        return tuple(mark for mark in (parser.reasoning_start_str, parser.reasoning_end_str) if mark)
+
     def template_kwargs(self, rendering: Rendering) -> dict[str, Any]:
         """Arguments of the chat template."""
         switched = self._switch.on if rendering.thinking_tokens else self._switch.off or {}
