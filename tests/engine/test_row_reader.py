@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import warnings
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # vLLM's own
     from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+    from vllm.entrypoints.serve.engine.protocol import ErrorInfo, ErrorResponse
     from vllm.sampling_params import StructuredOutputsParams
 
     from harvester.engine.frontend.engine import Generated
     from harvester.engine.frontend.offline import OfflineEngine
     from harvester.engine.vllm.frontend.answers import guided_by
-    from harvester.engine.vllm.frontend.serving import Read, Reader, _body
+    from harvester.engine.vllm.frontend.serving import OfflineApi, Read, Reader, _body
 
+from harvester.access_config import TierConfig
 from harvester.errors import BusyError, UsageError
-from jobs.engine import Completion, Prompt, Rendering, RowError, RowRequest
+from jobs.engine import ApiCall, Completion, Prompt, Rendering, RowError, RowRequest
+from jobs.hint import EVEN
 from jobs.usage import NONE_USED
 
 pytestmark = pytest.mark.engine
@@ -142,6 +145,49 @@ async def test_a_full_queue_is_waited_for_and_a_refusal_is_the_row_s(monkeypatch
     with pytest.raises(RowError) as refused:
         await answered(Engine(UsageError("too long")), monkeypatch)
     assert (refused.value.code, refused.value.message) == ("refused", "too long")
+
+
+class Serving:
+    """In the place of vLLM's chat: fails with each status in turn, then answers."""
+
+    def __init__(self, *statuses: int) -> None:
+        self.statuses, self.names = list(statuses), list[str]()
+
+    async def create_chat_completion(self, request: Any) -> Any:
+        self.names.append(request.request_id)
+        if self.statuses:
+            status = self.statuses.pop(0)
+            return ErrorResponse(error=ErrorInfo(message=f"status {status}", type="Error", code=status))
+        usage = SimpleNamespace(prompt_tokens=1, prompt_tokens_details=None, completion_tokens=1)
+        return SimpleNamespace(choices=[SimpleNamespace(finish_reason="stop")], usage=usage, model_dump_json=lambda: "{}")
+
+
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}
+
+
+@pytest.mark.parametrize(
+    ("statuses", "status", "names"),
+    [
+        ((), 200, ["row"]),
+        ((500,), 200, ["row", "row-1"]),
+        ((503, 500, 429), 200, ["row", "row-1", "row-2", "row-3"]),
+        ((500, 500), 500, ["row", "row-1"]),
+        ((400,), 400, ["row"]),
+        ((501,), 501, ["row"]),
+    ],
+    ids=str,
+)
+async def test_a_request_of_a_batch_that_failed_in_the_engine_is_sent_once_more(
+    statuses: tuple[int, ...], status: int, names: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a text row's is. vLLM sends an image once; where the engine core no longer has it, only a second request brings it."""
+    monkeypatch.setattr("harvester.engine.vllm.frontend.serving.BUSY_WAIT_S", 0.0)
+    serving, llm = Serving(*statuses), SimpleNamespace(errored=False)
+    app: Any = SimpleNamespace(state=SimpleNamespace(openai_serving_chat=serving))
+    api = OfflineApi(app, cast(Any, llm), TierConfig())
+    body = {"model": "tiny", "messages": [{"role": "user", "content": [IMAGE]}]}
+    done = await api.respond("row", ApiCall("/v1/chat/completions", body), EVEN)
+    assert (done.status_code, serving.names) == (status, names)
 
 
 def test_half_a_surrogate_pair_in_a_response_stays_escaped() -> None:

@@ -44,6 +44,7 @@ from jobs.tasks.thinking import ModelThinking
 from jobs.usage import Usage
 
 BUSY = (429, 503)  # status of an answer while the engine's queue is full
+FAILED = 500  # of one whose request failed in the engine
 BUSY_WAIT_S = 1.0
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
@@ -145,14 +146,20 @@ class OfflineApi:
         return known[name]
 
     async def respond(self, request_id: str, call: ApiCall, hint: SchedulingHint) -> Completion:
-        """The answer to ``call``, or its error with an HTTP status. Waits while the engine's queue is full. Raises `EngineGone`."""
-        number = 0
+        """The answer to ``call``, or its error with an HTTP status. Raises `EngineGone`.
+
+        Waits while the engine's queue is full. A request that failed in the engine is sent once more, rendered anew with its images.
+        """
+        number, has_failed = 0, False
         while True:
             answer = await self._once(f"{request_id}-{number}" if number else request_id, call, hint)
-            if not (isinstance(answer, ErrorResponse) and answer.error.code in BUSY):
+            status = answer.error.code if isinstance(answer, ErrorResponse) else None
+            if status in BUSY:
+                await asyncio.sleep(BUSY_WAIT_S)
+            elif status != FAILED or has_failed:
                 break
+            has_failed |= status == FAILED
             number += 1
-            await asyncio.sleep(BUSY_WAIT_S)
         if isinstance(answer, ErrorResponse):
             return Completion(answer.model_dump_json(), "error", status_code=answer.error.code)
         body = _body(_mark(answer, ServiceTier.FLEX))
