@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import time
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 
-from bench.scenarios.soak.fleet import BESIDE, KILLS, by_kind, goals
+from bench.scenarios.soak import fleet as scenario
+from bench.scenarios.soak.fleet import BESIDE, KILLS, Losses, by_kind, goals
+from bench.scenarios.soak.work import Work
 
 
 def loss(
@@ -72,3 +79,51 @@ def test_each_goal_can_be_missed(found: dict[str, int], more: list[Any], missed:
 def test_too_few_losses_are_no_result() -> None:
     judged = goals(rows(), [loss("killed")])
     assert [name for name, goal in judged.items() if not goal["met"]] == ["machines_lost"]
+
+
+def test_a_fleet_that_does_not_come_back_tells_its_last_loss_and_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    head, beside = (SimpleNamespace(name=name, address="10.0.0.1") for name in ("head", "beside"))
+    fleet: Any = SimpleNamespace(head=head, machines=[head, beside], where=lambda role: [])
+    server: Any = SimpleNamespace(url="http://nowhere", port=1)
+    work: Any = SimpleNamespace(keep_up=lambda: None, finish=lambda: None)
+    losses = Losses(fleet, server, work, {}, 0)
+    hanging = SimpleNamespace(replica=None, whole=False, ended_s=None, join=lambda seconds: waits.append(seconds))
+    waits: list[float] = []
+    last = {
+        "kind": "killed",
+        "machine": "beside",
+        "ledger_there": False,
+        "began_s": time.monotonic(),
+        "streams": [hanging],
+        "theirs": set(),
+    }
+    calms = iter([None, TimeoutError("the server did not come back within 600 s")])
+
+    def calm(is_well: Any) -> None:
+        error = next(calms)
+        if error is not None:
+            raise error
+
+    monkeypatch.setattr(scenario, "wait_calm", calm)
+    monkeypatch.setattr(losses, "_lose", lambda kind: losses.found.append(dict(last)))
+    assert losses.play(3) == "the server did not come back within 600 s"
+    assert waits == [0.0], "an open stream is not waited for"
+    (found,) = json.loads(json.dumps(losses.found))
+    assert found["streams_of_others_cut"] == 1
+
+
+def test_a_fleet_that_did_not_come_back_misses_a_goal() -> None:
+    judged = goals(rows(), GOOD, "the server did not come back within 600 s")
+    assert [name for name, goal in judged.items() if not goal["met"]] == ["came_back"]
+
+
+def test_rows_that_nobody_can_read_now_are_unfinished_and_not_lost(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    server: Any = SimpleNamespace(url="http://nowhere")
+    work = Work(server, tmp_path, 50, is_far=True)
+
+    def away(job: str) -> list[tuple[int, str, str]]:
+        raise httpx.ConnectError("nobody listens")
+
+    monkeypatch.setattr(work, "_told", away)
+    assert work._rows_of("job", True)["lost"] == 0
+    assert work._rows_of("job", True)["unfinished"] == 50

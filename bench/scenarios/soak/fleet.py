@@ -25,7 +25,7 @@ from bench.harness.servers.server import READY_S
 from bench.scenarios.soak.probe import Probe, are_open, wait_calm
 from bench.scenarios.soak.victims import ROLES
 from bench.scenarios.soak.work import Work
-from harvester.errors import UsageError
+from harvester.errors import HarvesterError, UsageError
 from tools.postgres import NoPostgres, postgres
 from tools.s3 import CREDENTIALS, s3_server
 
@@ -50,6 +50,20 @@ class Losses:
         beside = f"http://{self._beside.address}:{server.port}"
         self.probes = {"api": Probe(server.url, False), "chat": Probe(server.url, True), BESIDE: Probe(beside, True)}
         self.found: list[dict[str, Any]] = []
+
+    def play(self, count: int) -> str | None:
+        """Lose ``count`` machines, then wait until every job has ended.
+
+        Returns why the cluster did not come back or a job did not end; None where all went well.
+        """
+        try:
+            self.go_on(count)
+            self.work.finish()
+        except (TimeoutError, HarvesterError) as error:
+            if self.found and "streams" in self.found[-1]:
+                self._close(0.0)
+            return str(error)
+        return None
 
     def go_on(self, count: int) -> None:
         kinds: list[str] = []
@@ -87,12 +101,12 @@ class Losses:
             {"kind": kind, "machine": machine.name, "ledger_there": ledger_there, "began_s": began_s, "streams": streams, "theirs": theirs}
         )
 
-    def _close(self) -> None:
-        """What the last loss has cost, once all is well again."""
+    def _close(self, wait_s: float = READY_S) -> None:
+        """What the last loss has cost, once all is well again, or will not be. ``wait_s``: for the end of each stream."""
         last = self.found[-1]
         began_s, streams, theirs = last.pop("began_s"), last.pop("streams"), last.pop("theirs")
         for stream in streams:
-            stream.join(READY_S)
+            stream.join(wait_s)
         others = [stream for stream in streams if stream.replica not in theirs]
         asked = {name: probe for name, probe in self.probes.items() if name != BESIDE or last["machine"] != self._beside.name}
         own = [stream.ended_s - began_s for stream in streams if stream.replica in theirs and stream.ended_s is not None]
@@ -119,8 +133,7 @@ def run(options: Options) -> dict[str, Any]:
         for probe in losses.probes.values():
             probe.start()
         try:
-            losses.go_on(count)
-            losses.work.finish()
+            not_back = losses.play(count)
         finally:
             for probe in losses.probes.values():
                 probe.end()
@@ -128,7 +141,8 @@ def run(options: Options) -> dict[str, Any]:
     return {
         "systems": {"harvester": {"machines_lost": len(losses.found), "rows": rows, "by_kind": by_kind(losses.found)}},
         "losses": losses.found,
-        "goals": goals(rows, losses.found),
+        "not_back": not_back,
+        "goals": goals(rows, losses.found, not_back),
     }
 
 
@@ -176,7 +190,8 @@ def by_kind(losses: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     return found
 
 
-def goals(rows: dict[str, Any], losses: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+def goals(rows: dict[str, Any], losses: list[dict[str, Any]], not_back: str | None = None) -> dict[str, dict[str, Any]]:
+    """``not_back``: why the cluster did not come back, or a job did not end."""
     wrong = {kind: rows[kind] for kind in ("lost", "unfinished", "twice", "wrong", "errors", "unknown_jobs")}
     told = by_kind(losses)
     shut = {
@@ -188,6 +203,7 @@ def goals(rows: dict[str, Any], losses: list[dict[str, Any]]) -> dict[str, dict[
         shut |= {f"{name}_shut_s_head": told[KINDS[2]]["longest_shut_s"][name] for name in ("api", BESIDE)}
     cut = sum(kind["streams_of_others_cut"] for kind in told.values())
     return {
+        "came_back": {"goal": True, "measured": not_back is None, "met": not_back is None},
         "machines_lost": {"goal": KILLS, "measured": len(losses), "met": len(losses) >= KILLS},
         **{f"rows_{kind}": {"goal": 0, "measured": count, "met": count == 0} for kind, count in wrong.items()},
         "streams_of_others_cut": {"goal": 0, "measured": cut, "met": cut == 0},

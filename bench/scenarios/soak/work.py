@@ -115,7 +115,10 @@ class Work:
         return {kind: found[kind] for kind in kinds} | {"unknown_jobs": unknown, "jobs_by_state": dict(Counter(states.values()))}
 
     def _rows_of(self, job: str, is_complete: bool) -> Counter[str]:
-        read = self._told(job) if self._is_far else self._read(job)
+        try:
+            read = self._told(job) if self._is_far else self._read(job)
+        except httpx.HTTPError:  # nobody tells them now; that does not make them lost
+            read, is_complete = [], False
         ids = {row_id for row_id, _, _ in read}
         missing = len(set(range(self._rows)) - ids)
         return Counter(
