@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 from hypothesis import settings
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling
 
 from tools.postgres import NoPostgres, Postgres, postgres
 
@@ -25,6 +27,8 @@ settings.load_profile("short")
 
 PURE = {"policy", "sim", "jobs", "docs", "ledger", "sql", "connectors", "cli", "jobs_api", "storage"}
 HEAVY = {"ray", "vllm", "torch"}
+# These ask the one server of `tests/serve/conftest.py`: one test process gets all of them, so that it starts once and not in each process.
+ONE_SERVER = {f"tests/serve/test_{name}.py" for name in ("batches", "browser", "chat", "jobs", "private_files", "reads")}
 _HERE = Path(__file__).parent
 
 
@@ -63,6 +67,18 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
         return (yield)
     finally:
         _wall.inside = None
+
+
+class _Files(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types
+    """Whole files for each test process (``--dist loadfile``), and those of `ONE_SERVER` as if they were one."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = super()._split_scope(nodeid)
+        return "the files of one server" if file in ONE_SERVER else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling | None:
+    return _Files(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 @pytest.fixture(scope="session")

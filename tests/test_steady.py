@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import ONE_SERVER
 from tools.steady import MAX_AGAIN, is_worth_again
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -54,3 +55,12 @@ def test_many_failures_are_no_matter_of_luck() -> None:
     assert is_worth_again(1, names[1:], ci=True)
     assert not is_worth_again(1, names, ci=True)
     assert not is_worth_again(3, names[1:], ci=True), "pytest itself broke"
+
+
+def test_every_file_that_asks_the_server_of_tests_serve_runs_in_the_same_test_process() -> None:
+    asks = {
+        path.relative_to(ROOT).as_posix()
+        for path in (ROOT / "tests/serve").glob("test_*.py")
+        if "server: RealServer" in (text := path.read_text(encoding="utf-8")) and "def server(" not in text
+    }
+    assert asks == ONE_SERVER
