@@ -13,6 +13,8 @@ SPREAD := $(PY) -m pytest -q -n 2 --dist worksteal
 # Two files at a time, in the order given: the longest first. Starting servers and engines is most of it, and leaves a core idle.
 FILES := $(PY) -m tools.steady -n 2 --dist loadfile --no-loadscope-reorder
 ALONE := $(PY) -m tools.steady
+# Files of tests/doors with a real engine or server; LOCAL runs the others.
+DOORS = $(shell grep -lE 'mark\.(engine|serve)' tests/doors/test_*.py)
 LOCAL := $(addprefix tests/,ledger sql connectors cli jobs_api api doors storage)
 
 help: ## list these targets
@@ -36,8 +38,7 @@ test: setup ## run every test, the fast ones first
 	$(PY) -m coverage report --include='jobs/*' --fail-under=98
 	$(SPREAD) -m 'not long' tests/wheel tests/bench tests/embedded_model tests/test_steady.py
 	@$(PY) tools/browser.py
-	$(FILES) -m 'not long' tests/acceptance tests/serve tests/engine
-	$(FILES) -m 'engine or serve' tests/doors
+	$(FILES) -m 'not long' tests/acceptance tests/serve $(DOORS) tests/engine
 
 test-long: setup ## the long forms of the checks of make test: every mode of the engine, every kill, a fleet of machines, the whole GPU bench on a CPU
 	$(FILES) -m long tests/acceptance tests/serve tests/engine tests/doors tests/bench tests/embedded_model
