@@ -50,7 +50,7 @@ class ServeConfig(ModelConfig):
     drain_s: float = Field(
         default=120.0, ge=0.0, description="Longest wait of a replica that is stopped or replaced for its open requests to end."
     )
-    address: str | None = Field(default=None, description="Address of a running Ray cluster. None: start one here.")
+    address: str | None = Field(default=None, description="Head of a running Ray cluster, HOST:PORT or auto. None: start one here.")
     ingress: Literal["auto", "haproxy", "proxy"] = Field(
         default="auto",
         description="Who has the port: HAProxy, or Ray Serve's own proxy. auto: HAProxy, unless Ray does not ship it, Serve runs with "
@@ -77,6 +77,18 @@ class ServeConfig(ModelConfig):
         "system, or a folder. The state folder is then each machine's own, a copy. None: the state folder, which all machines see.",
     )
     price: PriceConfig | None = Field(default=None, description="Token prices. None: estimates show no price.")
+
+    @field_validator("address")
+    @classmethod
+    def _is_head(cls, given: str | None) -> str | None:
+        if given is None or given == "auto":
+            return given
+        host, _, port = given.rpartition(":")
+        if not host or "/" in host or not port.isdecimal() or not 1 <= int(port) <= 65535:
+            raise ValueError(
+                f"{given!r} is no Ray cluster's head; give HOST:PORT, such as 10.0.0.1:6379, or auto for a cluster of this machine"
+            )
+        return given
 
     @field_validator("ledger")
     @classmethod

@@ -18,17 +18,37 @@ from harvester.errors import EngineError
 from harvester.serve.deployments.actor import NAMESPACE, ledgers
 from harvester.serve.deployments.openai_app import PREFIXES as OPENAI_PREFIXES
 from harvester.serve.deployments.scale.replicas import CHAT_APP, FURTHER
+from harvester.serve.deployments.scale.scaling import REPLICA
 from harvester.serve.machine.nodes import root_cause
 
 JOBS_APP = "jobs"
 PREFIXES = {JOBS_APP: "/api", **OPENAI_PREFIXES}  # of the applications other than the models'
+DEPLOYMENTS = {REPLICA, *PREFIXES}  # names of ours, in any application
 COMING = ("STARTING", "UPDATING", "RECOVERING")  # states of a replica that Serve is about to run
 LOOK_S = 0.1
 
 
 def ours(status: Any) -> list[str]:
     """Names of the applications that belong to a harvester server, by Serve's status."""
-    return [name for name in status.applications if name in (CHAT_APP, *PREFIXES) or name.startswith(FURTHER)]
+    return [name for name, app in status.applications.items() if _is_ours(name, app.deployments)]
+
+
+def _is_ours(name: str, deployments: Collection[str]) -> bool:
+    """By its name and those of its deployments; of an application that begins or ends Serve tells none."""
+    is_named = name in (CHAT_APP, *PREFIXES) or name.startswith(FURTHER)
+    return is_named and (not deployments or not DEPLOYMENTS.isdisjoint(deployments))
+
+
+def in_the_way(found: Mapping[str, Any], routes: Mapping[str, str]) -> str | None:
+    """Name and route of an application that is not a harvester server's, but has the name or the route of one that is to be deployed.
+
+    ``found``: Serve's details by name. ``routes``: of those to be deployed, by name.
+    """
+    for name, app in found.items():
+        route = app["route_prefix"]
+        if not _is_ours(name, app["deployments"]) and (name in routes or route in routes.values()):
+            return f"{name} at {route}"
+    return None
 
 
 def are_anothers(running: Collection[str], ledger: str, found: Collection[str]) -> bool:

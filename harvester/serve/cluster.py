@@ -23,7 +23,7 @@ from ray.serve.schema import ApplicationStatus, LoggingConfig, ProxyStatus
 from connectors.durable import publish
 from harvester.config import ServeConfig
 from harvester.engine.launch.models import ModelChoice
-from harvester.errors import ConfigError, EngineError
+from harvester.errors import ConfigError
 from harvester.model_config import ModelConfig
 from harvester.serve.access.origin import is_loopback
 from harvester.serve.applications import (
@@ -31,6 +31,7 @@ from harvester.serve.applications import (
     PREFIXES,
     are_anothers,
     has_failed,
+    in_the_way,
     is_answering,
     leave,
     ours,
@@ -45,9 +46,9 @@ from harvester.serve.deployments.openai_app import openai_apps
 from harvester.serve.deployments.placement import head_node, ledger_options
 from harvester.serve.deployments.scale.replicas import ANSWER_WAIT_S, CHAT_APP, chat_app_of
 from harvester.serve.deployments.seam import next_attempt
-from harvester.serve.environment import asked_with, joined_variables, use_haproxy
+from harvester.serve.environment import joined_variables, use_haproxy
 from harvester.serve.http.forwarding import prefix_of
-from harvester.serve.machine.joined import SETUP, ingress_there, wait_elsewhere
+from harvester.serve.machine.joined import SETUP, ingress_there, join, wait_elsewhere
 from harvester.serve.machine.node import OwnNode, ports_of_agents
 from harvester.serve.machine.nodes import check_ports, session_logs, token_warning
 from harvester.serve.machine.port import check_port
@@ -117,14 +118,7 @@ class Cluster:
         while True:
             self._config = self._config.model_copy(update={"ingress": ingress})
             job = {"env_vars": joined_variables(self._config), "worker_process_setup_hook": SETUP}
-            try:
-                with patient_children():
-                    ray.init(address=address, runtime_env=job, **options)
-            except ConnectionError as error:
-                raise EngineError(
-                    f"no Ray cluster answers at {address}, or it takes another token: {asked_with()}; "
-                    "give it the token of the head's ~/.ray/auth_token as RAY_AUTH_TOKEN, or start a cluster with: ray start --head"
-                ) from error
+            join(address, runtime_env=job, **options)
             found = ingress_there()
             if found in (None, ingress):
                 return
@@ -229,6 +223,12 @@ class Cluster:
             raise ConfigError(
                 f"Ray Serve listens on {http.host} in the cluster at {self._config.address}, not on {self._config.host} alone; "
                 f"give --host {http.host}, or end Serve there first: serve shutdown"
+            )
+        routes = {CHAT_APP: "/", **{chat_app_of(name): prefix_of(name) for name in self._config.models}, **PREFIXES}
+        if (other := in_the_way(client.get_serve_details()["applications"], routes)) is not None:
+            raise ConfigError(
+                f"the cluster at {self._config.address} runs application {other}, which is not a harvester server's; "
+                "end it there, or give it another name and route_prefix"
             )
         status = serve.status()
         running = ours(status)

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from harvester.serve.notify import notify
 from harvester.serve.processes import mark_of, stop_marked
 from harvester.serve.reach import url_here
 from harvester.serve.runtime import clear, held, runtime_folder
-from harvester.serve.session import Deployment
+from harvester.serve.session import Deployment, first_line
 from harvester.serve.supervisor import OnEvent, Supervisor
 from jobs.ledger.store.move import ready_state
 from jobs.sql.scratch import forget_scratch
@@ -133,7 +134,9 @@ def end_joined(address: str, state_dir: Path) -> None:
     """End what a dead server left in the cluster at ``address``. Raises `EngineError`, also if some of it still ends."""
     folder = StateFolder(state_dir.absolute())
     with folder.locked():
-        session = multiprocessing.get_context("spawn").Process(target=_end_joined, args=(address, folder.root))
+        context = multiprocessing.get_context("spawn")
+        ours, its = context.Pipe(duplex=False)
+        session = context.Process(target=_end_joined, args=(address, folder.root, its))
         session.start()
         session.join()
         if session.exitcode == STILL_ENDING:
@@ -142,12 +145,16 @@ def end_joined(address: str, state_dir: Path) -> None:
                 "harvester stop again ends what is left"
             )
         if session.exitcode != 0:
-            raise EngineError(f"the applications in the Ray cluster at {address} could not be ended; end them there with: serve shutdown")
+            reason = f": {ours.recv()}" if ours.poll() else ""
+            raise EngineError(
+                f"the applications in the Ray cluster at {address} could not be ended{reason}; end them there with: serve shutdown; "
+                f"if that cluster is gone for good, remove {folder.cluster}"
+            )
         folder.cluster.unlink(missing_ok=True)
         folder.server.unlink(missing_ok=True)  # of a dead server; those of earlier versions name the cluster
 
 
-def _end_joined(address: str, root: Path) -> None:
+def _end_joined(address: str, root: Path, told: Connection) -> None:
     """Runs in a process of its own, because Ray may end it, and because it sets variables that the caller should not have."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if token_from() is not None:
@@ -156,9 +163,15 @@ def _end_joined(address: str, root: Path) -> None:
 
     from harvester.serve.applications import leave
     from harvester.serve.deployments.actor import NAMESPACE, ledger_name
+    from harvester.serve.machine.joined import join
 
-    ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
-    ending = leave(ledger_name(root), LEAVE_S, threading.Event())
+    logging.getLogger("ray").setLevel(logging.CRITICAL)
+    try:
+        join(address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.CRITICAL)
+        ending = leave(ledger_name(root), LEAVE_S, threading.Event())
+    except Exception as error:  # of Ray, of many kinds
+        told.send(first_line(error))
+        sys.exit(1)
     ray.shutdown()
     if ending:
         sys.exit(STILL_ENDING)

@@ -62,7 +62,7 @@ def run_session(deployment: Deployment, front: Front | None, told: Connection) -
             told.send(("failed", error))
             return
         log.debug("session_failed", exc_info=True)
-        told.send(("lost", f"{type(error).__name__}: {_first_line(error)}"))
+        told.send(("lost", f"{type(error).__name__}: {first_line(error)}"))
 
 
 def _serve(
@@ -120,5 +120,6 @@ def _listener(stop: threading.Event, hurry: threading.Event) -> Callable[[], Non
     return listen
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """What an error of Ray's says, on one line."""
     return (str(error).strip() or "no reason given").splitlines()[0][:300]

@@ -59,6 +59,10 @@ CONFIG_FAULTS = {
     "ours": ("schedule: {online_order: lifo}", "schedule.online_order: unknown online_order 'lifo'; use one of: mlfq, "),
     "of a section": ("harvest: {lease_s: 2, heartbeat_s: 1}", "harvest: lease_s=2.0 must be at least three times heartbeat_s=1.0"),
     "with a password": ("ledger: mysql://bob:secret@db/x", "ledger: not a PostgreSQL database; give postgresql://USER@HOST/DATABASE, or"),
+    "no cluster's head": ("address: 10.0.0.1", "address: '10.0.0.1' is no Ray cluster's head; give HOST:PORT, such as "),
+    "of Ray's client": ("address: ray://10.0.0.1:10001", "address: 'ray://10.0.0.1:10001' is no Ray cluster's head"),
+    "a port that is none": ("address: 10.0.0.1:99999", "address: '10.0.0.1:99999' is no Ray cluster's head"),
+    "no address": ('address: ""', "address: '' is no Ray cluster's head"),
     "of a type": ("port: soon", "(given 'soon')"),
 }
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import subprocess
+import sys
 import threading
 import warnings
 from contextlib import nullcontext
@@ -14,6 +18,7 @@ import pytest
 from harvester.config import ServeConfig
 from harvester.engine.launch.models import ModelChoice
 from harvester.errors import EngineError
+from harvester.ports import free_port
 from harvester.serve.session import Deployment
 from jobs.storage.folder import StateFolder
 
@@ -26,7 +31,7 @@ with warnings.catch_warnings():
     from harvester.serve.applications import are_anothers, has_failed, is_answering, leave
     from harvester.serve.deployments.replica import replica_app
     from harvester.serve.deployments.version import attempt_at
-    from harvester.serve.machine import nodes
+    from harvester.serve.machine import joined, nodes
 
 OWN = "ledger-own"
 CHOICE = ModelChoice(path="/model", name="tiny", embedded=True, note=None)
@@ -107,13 +112,16 @@ class Played:
         self.deleted: list[tuple[str, bool]] = []
         self.killed: list[str] = []
         self.is_shut = False
-        serve = SimpleNamespace(
-            delete=self._delete, status=lambda: SimpleNamespace(applications=dict.fromkeys(self.running)), shutdown=self._shut
-        )
+        self.deployments: dict[str, list[str]] = {}  # by application; none told of those that are not in it
+        serve = SimpleNamespace(delete=self._delete, status=self._status, shutdown=self._shut)
         monkeypatch.setattr(applications, "serve", serve)
         monkeypatch.setattr(applications, "ledgers", lambda: ledgers)
         monkeypatch.setattr("ray.get_actor", lambda name, namespace: name)
         monkeypatch.setattr("ray.kill", self.killed.append)
+
+    def _status(self) -> Any:
+        told = {name: SimpleNamespace(deployments=self.deployments.get(name, [])) for name in self.running}
+        return SimpleNamespace(applications=told)
 
     def _delete(self, name: str, *, _blocking: bool) -> None:
         self.deleted.append((name, _blocking))
@@ -145,6 +153,34 @@ def test_serve_stays_for_an_application_that_is_not_ours(monkeypatch: pytest.Mon
     played = Played(monkeypatch, [OWN], slow=())
     played.running.add("another")
     assert (leave(OWN, 0.0, threading.Event()), played.is_shut) == ([], False)
+
+
+def test_an_application_that_only_has_a_name_of_ours_is_not_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    played = Played(monkeypatch, [], slow=())
+    played.deployments = {"chat": ["ChatBot"], "jobs": ["jobs"]}
+    leave(OWN, 0.0, threading.Event())
+    assert played.deleted == [("jobs", False)]
+
+
+ROUTES = {"chat": "/", "jobs": "/api"}
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        ({"chat": ("/", ["replica"]), "jobs": ("/api", ["jobs"])}, None),
+        ({"default": ("/", ["Summarizer"])}, "default at /"),
+        ({"chat": ("/bot", ["ChatBot"])}, "chat at /bot"),
+        ({"default": ("/summaries", ["Summarizer"]), "inner": (None, ["Inner"])}, None),
+        ({"chat": (None, [])}, None),
+    ],
+    ids=["ours", "another with our route", "another with our name", "another elsewhere", "ours that begins"],
+)
+def test_an_application_of_somebody_else_is_in_the_way_by_its_name_or_its_route(
+    found: dict[str, tuple[str | None, list[str]]], expected: str | None
+) -> None:
+    details = {name: {"route_prefix": route, "deployments": dict.fromkeys(names)} for name, (route, names) in found.items()}
+    assert applications.in_the_way(details, ROUTES) == expected
 
 
 def test_nothing_of_another_state_folder_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,15 +231,25 @@ def test_the_cluster_is_remembered_while_applications_are_left_there(
 
 
 @pytest.mark.parametrize(
-    ("code", "message"),
-    [(0, None), (server.STILL_ENDING, "harvester stop again"), (1, "could not be ended; end them there with: serve shutdown")],
-    ids=["all ended", "an open chat", "no cluster"],
+    ("code", "reason", "message"),
+    [
+        (0, None, None),
+        (server.STILL_ENDING, None, "harvester stop again"),
+        (1, "no Ray cluster answers", "could not be ended: no Ray cluster answers; end them .* gone for good, remove .*cluster"),
+        (-9, None, "could not be ended; end them there with: serve shutdown"),
+    ],
+    ids=["all ended", "an open chat", "no cluster", "ended by Ray"],
 )
 def test_a_stop_without_a_server_forgets_the_cluster_once_all_has_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, message: str | None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, reason: str | None, message: str | None
 ) -> None:
-    process = SimpleNamespace(start=lambda: None, join=lambda: None, exitcode=code)
-    monkeypatch.setattr("multiprocessing.get_context", lambda kind: SimpleNamespace(Process=lambda **given: process))
+    def played(target: Any, args: tuple[Any, ...]) -> Any:
+        if reason is not None:
+            args[-1].send(reason)
+        return SimpleNamespace(start=lambda: None, join=lambda: None, exitcode=code)
+
+    real = multiprocessing.get_context("spawn")
+    monkeypatch.setattr("multiprocessing.get_context", lambda kind: SimpleNamespace(Process=played, Pipe=real.Pipe))
     folder = StateFolder(tmp_path)
     folder.prepare()
     folder.cluster.write_text("10.0.0.1:6379\n")
@@ -314,3 +360,50 @@ def deployed(joined: cluster.Cluster, monkeypatch: pytest.MonkeyPatch) -> list[t
     told: list[tuple[str, str]] = []
     joined.deploy(threading.Event(), lambda kind, what: told.append((kind, what)), lambda: None)
     return told
+
+
+MISMATCH = """Version mismatch: The cluster was started with:
+    Ray: 2.49.0
+    Python: 3.12.4
+This process on node 10.0.0.2 was started with:
+    Ray: 2.60.0
+    Python: 3.11.7
+"""
+
+
+@pytest.mark.parametrize(
+    ("raised", "kind", "message"),
+    [
+        (
+            RuntimeError(MISMATCH),
+            EngineError,
+            "at 10.0.0.1:6379 runs Ray 2.49.0 on Python 3.12.4, this machine Ray 2.60.0 on Python 3.11.7",
+        ),
+        (ConnectionError("refused"), EngineError, "no Ray cluster answers at 10.0.0.1:6379, or it takes another token"),
+        (RuntimeError("too slow"), RuntimeError, "too slow"),
+    ],
+    ids=["other versions", "no cluster", "a busy one, to be tried again"],
+)
+def test_a_cluster_that_cannot_be_joined_is_told_on_one_line(
+    monkeypatch: pytest.MonkeyPatch, raised: Exception, kind: type[Exception], message: str
+) -> None:
+    def init(**given: Any) -> None:
+        raise raised
+
+    monkeypatch.setattr("ray.init", init)
+    monkeypatch.setattr(joined, "_meet", lambda address: None)
+    with pytest.raises(kind, match=message) as told:
+        joined.join("10.0.0.1:6379")
+    assert "\n" not in str(told.value)
+
+
+def test_a_stop_whose_cluster_is_not_there_says_so_without_a_traceback(tmp_path: Path) -> None:
+    folder = StateFolder(tmp_path)
+    folder.prepare()
+    folder.cluster.write_text(f"127.0.0.1:{free_port()}\n")
+    line = [sys.executable, "-m", "harvester", "stop", "--state", str(tmp_path)]
+    env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    done = subprocess.run(line, env=env, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert "could not be ended: no Ray cluster answers at 127.0.0.1:" in done.stderr
