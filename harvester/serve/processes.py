@@ -44,16 +44,21 @@ def _marks(process: psutil.Process) -> list[str]:
 
 
 def stop_marked(mark: str, grace_s: float = 0.0, keep: Collection[int] = ()) -> int:
-    """Terminate the marked processes, except the ids in ``keep``; kill them after ``grace_s`` seconds. Returns their number."""
-    found = [process for process in marked(mark) if process.pid not in keep]
-    if grace_s > 0:
+    """Terminate the marked processes, except the ids in ``keep``; kill them after ``grace_s`` seconds. Returns their number.
+
+    Looks again until it finds no more, because one of them may start another meanwhile, such as Serve's manager an HAProxy.
+    """
+    stopped: set[psutil.Process] = set()
+    while found := [process for process in marked(mark) if process.pid not in keep and process not in stopped]:
+        if grace_s > 0:
+            for process in found:
+                _signal(process, ask=True)
+            psutil.wait_procs(found, timeout=grace_s)
         for process in found:
-            _signal(process, ask=True)
-        psutil.wait_procs(found, timeout=grace_s)
-    for process in found:
-        _signal(process, ask=False)
-    psutil.wait_procs(found, timeout=5.0)
-    return len(found)
+            _signal(process, ask=False)
+        psutil.wait_procs(found, timeout=5.0)
+        stopped.update(found)
+    return len(stopped)
 
 
 def lower_housekeeping(mark: str, *, is_haproxy: bool) -> None:

@@ -102,7 +102,11 @@ def _look(cluster: Cluster, front: Front | None, told: Connection) -> None:
         os._exit(1)
     if cluster.node.gcs_is_gone():
         told.send(("warning", "Ray's GCS has died; starting another"))
-        cluster.node.restart_gcs()
+        try:
+            cluster.node.restart_gcs()
+        except Exception as error:  # of Ray, of many kinds
+            told.send(("lost", f"Ray's GCS has died, and another one does not start: {first_line(error)}"))
+            os._exit(1)
     if front is not None and front.is_gone():
         told.send(("warning", "HAProxy has died; starting another"))
         front.bring_back()

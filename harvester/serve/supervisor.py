@@ -76,7 +76,7 @@ class Supervisor:
         while failure is None and time.monotonic() < patience_s:
             try:
                 failure = self._told(ours)
-            except EOFError:  # it has ended
+            except (EOFError, OSError):  # it has ended, maybe within a message
                 break
             if stop.is_set() + hurry.is_set() > asked:
                 asked += 1

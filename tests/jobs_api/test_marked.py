@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 
+import psutil
 import pytest
 
+from harvester.serve import processes
 from harvester.serve.processes import MARK, marked, stop_marked
 
 BLANKS = """
@@ -30,3 +33,15 @@ def test_a_process_is_found_though_it_has_blanked_the_beginning_of_its_environme
         assert [process.pid for process in marked(mark)] == [child.pid]
         assert stop_marked(mark) == 1
     assert list(marked(mark)) == []
+
+
+def test_what_one_of_the_processes_starts_while_they_are_stopped_is_stopped_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    command = [sys.executable, "-c", f"import sys\n{WAITS}"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as first, subprocess.Popen(command, stdin=subprocess.PIPE) as late:
+        both = [psutil.Process(first.pid), psutil.Process(late.pid)]
+
+        def living(mark: str) -> Iterator[psutil.Process]:
+            yield from [process for process in both if process.is_running()][:1]
+
+        monkeypatch.setattr(processes, "marked", living)
+        assert stop_marked("mark") == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import struct
 import threading
 import time
 from collections.abc import Callable
@@ -90,6 +91,18 @@ def test_a_server_that_was_ready_is_started_again_however_its_session_ends(world
         "the raylet has died",
     ]
     assert world.events[-1] == ("stopping", {})
+
+
+def test_a_session_that_is_killed_within_a_message_is_followed_by_another(world: World) -> None:
+    def session(told: Connection, life: int) -> None:
+        told.send(("ready", None))
+        if life < 3:
+            os.write(told.fileno(), struct.pack("!i", 1000) + b"the beginning")  # as `Connection.send` writes it
+            os.kill(os.getpid(), signal.SIGKILL)
+        rest()
+
+    world.run(session)
+    assert (world.ready, world.lives) == (3, 3)
 
 
 def test_ready_tells_how_long_the_server_was_shut_and_not_how_old_it_is(world: World) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import pytest
 from harvester.errors import NoReplicaError, from_json
 from harvester.ports import free_port
 from harvester.serve.ingress.front import RETRY_AFTER_S, Front, haproxy_binary, write_launcher
-from harvester.serve.ingress.program import ASLEEP, FLEET, UNCONFIRMED_S, address, corrected, running
+from harvester.serve.ingress.program import ASLEEP, FLEET, PID, UNCONFIRMED_S, address, corrected, running
 from harvester.serve.processes import MARK, stop_marked
 from tests.scripted_server import wait_until
 
@@ -149,6 +150,14 @@ def test_a_haproxy_that_died_comes_back_with_its_last_configuration(front: Front
     front.bring_back()
     assert not front.is_gone()
     assert httpx.get(f"http://127.0.0.1:{front.port}/-/routes").status_code == 404
+
+
+def test_a_haproxy_whose_number_another_process_got_is_missed_too(front: Front) -> None:
+    front.hold()
+    (front.folder / PID).write_text(str(os.getpid()))
+    assert not front.is_gone()  # it answers
+    front.stop()
+    assert front.is_gone()
 
 
 SLEEPING = """\

@@ -132,7 +132,7 @@ class Front:
     def is_gone(self) -> bool:
         """Whether the HAProxy that was started last is dead, and no other answers."""
         pid = self._last_pid()
-        return pid is not None and not _lives(pid) and not list(program.running(self.folder))
+        return pid is not None and not _lives(pid, self.folder) and not list(program.running(self.folder))
 
     def bring_back(self) -> None:
         """Start HAProxy with Ray Serve's last configuration.
@@ -184,8 +184,10 @@ class Front:
             time.sleep(0.02)
 
 
-def _lives(pid: int) -> bool:
+def _lives(pid: int, folder: Path) -> bool:
+    """Whether it is an HAProxy of ``folder``, or the program that becomes one: ids of dead processes are given to others."""
     try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+        process = psutil.Process(pid)
+        return process.status() != psutil.STATUS_ZOMBIE and str(folder) in " ".join(process.cmdline())
     except psutil.Error:
         return False
