@@ -7,6 +7,7 @@ import logging
 import multiprocessing
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -183,7 +184,7 @@ def _server_file(folder: StateFolder) -> Iterator[Callable[..., None]]:
 
     def tell(**more: Any) -> None:
         with publish(folder.server) as file:
-            file.write(json.dumps({"pid": os.getpid(), "state": str(folder.root), **more}).encode() + b"\n")
+            file.write(json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "state": str(folder.root), **more}).encode() + b"\n")
 
     tell()
     try:

@@ -126,9 +126,9 @@ def child() -> Iterator[Callable[..., subprocess.Popen]]:
         process.communicate()
 
 
-def note(state: Path, pid: object) -> None:
+def note(state: Path, pid: object, **more: object) -> None:
     state.mkdir(exist_ok=True)
-    (state / "server.json").write_text(json.dumps({"pid": pid, "url": "http://127.0.0.1:9"}))
+    (state / "server.json").write_text(json.dumps({"pid": pid, "url": "http://127.0.0.1:9", **more}))
 
 
 def test_stop_ends_the_server_of_the_state_folder(cli, state, child):
@@ -164,6 +164,17 @@ def test_stop_does_not_call_a_folder_unserved_whose_server_has_just_begun(cli, s
     assert result.exit_code == 1
     assert "is in use by a server that is just starting or stopping" in result.stderr
     assert "no server" not in result.stdout
+
+
+def test_stop_leaves_a_process_with_the_number_of_a_server_on_another_machine(cli, state, child):
+    process = child("/venv/bin/harvester", "serve")
+    folder = StateFolder(state)
+    folder.prepare()
+    note(state, process.pid, host="another-machine")
+    with folder.locked():
+        result = cli("stop")
+    assert (result.exit_code, process.poll()) == (1, None)
+    assert f"the server on {state} runs on another-machine; run harvester stop there" in result.stderr
 
 
 def name_cluster(folder: StateFolder) -> None:

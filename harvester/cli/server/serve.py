@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import signal
+import socket
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -96,6 +97,8 @@ def stop(here: Invocation) -> None:
 def _stop_without_process(here: Invocation) -> None:
     """End what a server deployed in a cluster, which goes on without it."""
     if StateFolder(here.state_dir).is_served():
+        if (host := _elsewhere(here.state_dir)) is not None:
+            raise HarvesterError(f"the server on {here.state_dir} runs on {host}; run harvester stop there")
         raise HarvesterError(f"{here.state_dir} is in use by a server that is just starting or stopping, or by harvester repair; try again")
     address = _cluster(here.state_dir)
     if address is None:
@@ -114,9 +117,9 @@ def _say(here: Invocation, line: str, **fields: Any) -> None:
 
 
 def _server_process(state_dir: Path) -> psutil.Process | None:
-    """The process that ``server.json`` names, if it is still a harvester server: process ids are reused."""
+    """The process that ``server.json`` names, if it is still a harvester server of this machine: process ids are reused."""
     pid = server_file(state_dir).get("pid")
-    if not isinstance(pid, int):
+    if not isinstance(pid, int) or _elsewhere(state_dir) is not None:
         return None
     try:
         process = psutil.Process(pid)
@@ -125,6 +128,12 @@ def _server_process(state_dir: Path) -> psutil.Process | None:
     except (psutil.NoSuchProcess, psutil.AccessDenied, ValueError):
         return None
     return process if is_ours else None
+
+
+def _elsewhere(state_dir: Path) -> str | None:
+    """The other machine of which ``server.json`` names a process: several may see the folder."""
+    host = server_file(state_dir).get("host")
+    return host if isinstance(host, str) and host != socket.gethostname() else None
 
 
 def _cluster(state_dir: Path) -> str | None:
