@@ -7,10 +7,10 @@ import contextvars
 import threading
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from typing import ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar, cast
 
 STORAGE_AT_ONCE = 16  # transfers wait for another machine, so they may be more than the cores
 T = TypeVar("T")
@@ -38,33 +38,35 @@ async def in_thread(
     If the awaiting task is cancelled, work that has not begun is dropped. Work that has begun goes on to its end, and ``unmake`` then gets
     its result, also in one of ``threads``. ``ended`` is called on the event loop once no thread is at the work any more.
     """
-    lock, is_gone, made = threading.Lock(), False, list[T]()
+    loop, lock = asyncio.get_running_loop(), threading.Lock()
+    begun, gone, made = threading.Event(), threading.Event(), list[T]()
 
-    def handed_over() -> T:
-        result = work()
+    def handed_over() -> T | None:
         with lock:
-            if not is_gone:
-                made.append(result)
-                return result
-        assert unmake is not None
-        unmake(result)
-        return result
+            if gone.is_set():
+                return None
+            begun.set()
+        try:
+            result = work()
+            with lock:
+                if not gone.is_set():
+                    made.append(result)
+                    return result
+            if unmake is not None:
+                unmake(result)
+            return result
+        finally:
+            if ended is not None:
+                with suppress(RuntimeError):  # the event loop was closed meanwhile
+                    loop.call_soon_threadsafe(ended)
 
-    loop = asyncio.get_running_loop()
-
-    def tell(_: Future[T]) -> None:
-        assert ended is not None
-        with suppress(RuntimeError):  # the event loop was closed meanwhile
-            loop.call_soon_threadsafe(ended)
-
-    future = threads.submit(work if unmake is None else handed_over)
-    if ended is not None:
-        future.add_done_callback(tell)
     try:
-        return await asyncio.wrap_future(future)
+        return cast(T, await loop.run_in_executor(threads, handed_over))
     except asyncio.CancelledError:
         with lock:
-            is_gone = True
+            gone.set()
+        if not begun.is_set() and ended is not None:
+            ended()
         if made and unmake is not None:
             threads.submit(unmake, made[0])
         raise
