@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -52,6 +51,7 @@ from harvester.serve.machine.joined import SETUP, ingress_there, join, wait_else
 from harvester.serve.machine.node import OwnNode, ports_of_agents
 from harvester.serve.machine.nodes import check_ports, session_logs, token_warning
 from harvester.serve.machine.port import check_port
+from harvester.serve.machine.room import own_cpus, shortage
 from harvester.serve.processes import mark_of
 from harvester.serve.reach import Reach, host_here
 from harvester.serve.runtime import ray_folder, runtime_folder
@@ -91,19 +91,16 @@ class Cluster:
         self._is_ours = self._config.address is None  # may we end what runs? In a joined cluster, once we know that it is no other server's
 
     def __enter__(self) -> Self:
-        options: dict[str, Any] = {
-            "namespace": NAMESPACE,
-            "log_to_driver": False,
-            "logging_level": logging.ERROR,
-            "configure_logging": False,
-        }
-        if self._config.address is None:
-            needed = max(os.cpu_count() or 1, sum(one.replicas.max for one in (self._config, *self._config.models.values())))
-            options |= {"address": "local", "num_cpus": needed, "include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
-            options["_temp_dir"] = str(ray_folder(runtime_folder(self._folder, mark_of(self._folder.root))))
+        options: dict[str, Any] = {"namespace": NAMESPACE, "log_to_driver": False, "configure_logging": False}
+        options["logging_level"] = logging.ERROR
         for name in ("ray", "ray.serve"):
             logging.getLogger(name).setLevel(logging.ERROR)
         if self._config.address is None:
+            options |= {"address": "local", "num_cpus": own_cpus(self._config), "include_dashboard": False}
+            options |= {
+                "object_store_memory": OBJECT_STORE_BYTES,
+                "_temp_dir": str(ray_folder(runtime_folder(self._folder, mark_of(self._folder.root)))),
+            }
             with patient_children(), ports_of_agents():
                 ray.init(**options)
             self.node = OwnNode()
@@ -165,7 +162,8 @@ class Cluster:
         apps += [self._target(app, name, PREFIXES[name]) for name, app in beside.items()]
         with suppress(TimeoutError):  # as above
             serve.run_many(apps, wait_for_applications_running=False)
-        if given.address is not None and (warning := token_warning(given.address, head_node())) is not None:
+        asks_no_token = token_warning(given.address, head_node()) if given.address is not None else None
+        for warning in filter(None, (asks_no_token, shortage(given, cpu=self._deployment.cpu))):
             tell("warning", warning)
         tell("waiting", "the model to load, and the applications to answer")
         self._wait_running(stop, tell, look)

@@ -307,13 +307,18 @@ def test_a_start_goes_on_where_serve_itself_waits_too_short_for_an_ingress(tmp_p
         raise TimeoutError("Proxies not available after 60s.")
 
     played = SimpleNamespace(start=too_short, run_many=too_short, RunTarget=lambda *given, **named: None)
-    for name, value in {"serve": played, "start_ledger": lambda *given: lambda: None, "Reach": lambda *given: Whole()}.items():
+    stood_in = {"serve": played, "start_ledger": lambda *given: lambda: None, "Reach": lambda *given: Whole(), "shortage": no_shortage}
+    for name, value in stood_in.items():
         monkeypatch.setattr(cluster, name, value)
     deployment = Deployment(ServeConfig(ingress="proxy"), StateFolder(tmp_path), CHOICE, {}, "http://x", "mark", True, 1, None)
     own = cluster.Cluster(deployment, lambda *given: None, threading.Event())  # type: ignore[arg-type]
     monkeypatch.setattr(own, "_wait_running", lambda *given: waited.append("running"))
     own.deploy(threading.Event(), lambda *line: None, lambda: None)
     assert waited == ["running"]
+
+
+def no_shortage(config: ServeConfig, *, cpu: bool) -> None:
+    """Ray does not run here, so nobody can say what it has."""
 
 
 class Whole:
@@ -353,6 +358,7 @@ def deployed(joined: cluster.Cluster, monkeypatch: pytest.MonkeyPatch) -> list[t
     for name in ("start_ledger", "ledger_options", "jobs_app"):
         monkeypatch.setattr(cluster, name, nothing)
     monkeypatch.setattr(cluster, "openai_apps", lambda *given: {})
+    monkeypatch.setattr(cluster, "shortage", no_shortage)
     monkeypatch.setattr(cluster, "serve", SimpleNamespace(start=nothing, run_many=nothing, RunTarget=nothing))
     for name in ("_look_around", "_wait_running"):
         monkeypatch.setattr(joined, name, nothing)

@@ -40,6 +40,7 @@ from harvester.serve.http.forwarding import add_forwarding
 from harvester.serve.http.page import add_page
 from harvester.serve.keep_running import keep_running
 from harvester.serve.machine.cores import claim_part, on_own_cores
+from harvester.serve.machine.room import cpus_of_replica
 from harvester.serve.processes import lower_priority, mark_of
 from harvester.serve.runtime import runtime_folder
 from harvester.timers import USUAL_S, set_timer_slack
@@ -203,7 +204,7 @@ class Replica:
 
 def replica_app(config: ServeConfig, choice: ModelChoice, state: Path, ledger: str, *, cpu: bool) -> serve.Application:
     """The chat application. Serve's own limit on requests is lifted, because vLLM queues and refuses by itself."""
-    options: dict[str, Any] = {"num_cpus": config.num_cpus if config.num_cpus is not None else 1}
+    options: dict[str, Any] = {"num_cpus": cpus_of_replica(config)}
     if not cpu:
         options["num_gpus"] = gpus_of_replica(config)
     deployment = serve.deployment(

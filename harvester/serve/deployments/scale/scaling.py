@@ -23,6 +23,7 @@ from harvester.model_config import ReplicasConfig
 from harvester.serve.deployments.actor import LedgerActor
 from harvester.serve.deployments.scale.replicas import chat_app_of
 from harvester.serve.deployments.seam import set_replicas
+from harvester.serve.machine.room import cpus_of_replica
 from jobs.hint import Demand
 
 REPLICA = "replica"  # the deployment's name
@@ -180,10 +181,10 @@ class Scale:
         cpus, gpus = found.get("CPU", 0.0), found.get("GPU", 0.0)
         for other, count in self._now.items():
             if other != model:
-                cpus -= count * (self._of(other).num_cpus or 1.0)
+                cpus -= count * cpus_of_replica(self._of(other))
                 gpus -= count * self._gpus(other)
         own = self._gpus(model)
-        fit = math.floor(cpus / (self._of(model).num_cpus or 1.0) + 1e-9)
+        fit = math.floor(cpus / cpus_of_replica(self._of(model)) + 1e-9)
         return fit if not own else min(fit, math.floor(gpus / own + 1e-9))
 
     def _gpus(self, model: str | None) -> float:

@@ -1,0 +1,42 @@
+"""What the replicas of a configuration ask of Ray, and whether its machines have it."""
+
+from __future__ import annotations
+
+import math
+import os
+
+import ray
+
+from harvester.config import ServeConfig
+from harvester.engine.launch.defaults import gpus_of_replica
+
+
+def cpus_of_replica(config: ServeConfig) -> float:
+    """CPUs that a replica asks of Ray."""
+    return config.num_cpus or 1.0
+
+
+def own_cpus(config: ServeConfig) -> int:
+    """CPUs that Ray counts on a cluster of our own: enough for all replicas, however few the machine has. They are only accounting."""
+    return max(os.cpu_count() or 1, math.ceil(sum(one.replicas.max * cpus_of_replica(one) for one in _models(config))))
+
+
+def shortage(config: ServeConfig, *, cpu: bool) -> str | None:
+    """What Ray lacks now for the smallest number of replicas; None where all have room. ``cpu``: the engine uses no GPU."""
+    found: dict[str, float] = ray.cluster_resources()
+    wanted = {"CPU": sum(one.replicas.min * cpus_of_replica(one) for one in _models(config))}
+    if not cpu:
+        wanted["GPU"] = sum(one.replicas.min * gpus_of_replica(one) for one in _models(config))
+    short = [
+        f"{number:g} {kind}s, and Ray has {found.get(kind, 0.0):g}" for kind, number in wanted.items() if number > found.get(kind, 0.0)
+    ]
+    if not short:
+        return None
+    return (
+        f"the replicas ask for {'; for '.join(short)}: some wait until another machine joins; "
+        "or set fewer replicas, or a smaller num_gpus or num_cpus"
+    )
+
+
+def _models(config: ServeConfig) -> list[ServeConfig]:
+    return [config, *map(config.of, config.models)]

@@ -1,0 +1,40 @@
+"""Whether Ray's machines have what the replicas of a configuration ask for."""
+
+from __future__ import annotations
+
+import pytest
+
+from harvester.config import ServeConfig
+from harvester.serve.machine import room
+
+MACHINE = {"CPU": 8.0, "GPU": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("given", "has_cpu_engine", "said"),
+    [
+        ({"replicas": 2}, False, None),
+        ({"replicas": {"min": 0, "max": 9}}, False, None),
+        ({"replicas": 3}, False, "3 GPUs, and Ray has 2"),
+        ({"replicas": 3, "num_gpus": 0.5}, False, None),
+        ({"replicas": 3}, True, None),
+        ({"replicas": 3, "num_cpus": 4.0}, True, "12 CPUs, and Ray has 8"),
+        ({"engine": {"tensor_parallel_size": 4}, "num_cpus": 9.0}, False, "9 CPUs, and Ray has 8; for 4 GPUs, and Ray has 2"),
+        ({"models": {"second": {"replicas": 2}}}, False, "3 GPUs, and Ray has 2"),
+    ],
+    ids=["room for all", "none is wanted yet", "too few GPUs", "two on a GPU", "no GPU is used", "too few CPUs", "both", "of two models"],
+)
+def test_what_ray_lacks_for_the_smallest_number_of_replicas_is_said(
+    monkeypatch: pytest.MonkeyPatch, given: dict[str, object], has_cpu_engine: bool, said: str | None
+) -> None:
+    monkeypatch.setattr("ray.cluster_resources", lambda: MACHINE)
+    found = room.shortage(ServeConfig.model_validate(given), cpu=has_cpu_engine)
+    assert (found is None) == (said is None)
+    assert said is None or f"ask for {said}: some wait" in str(found)
+
+
+def test_ray_counts_enough_cpus_on_a_cluster_of_our_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    given = {"replicas": {"min": 1, "max": 3}, "num_cpus": 2.5, "models": {"second": {"replicas": 2}}}
+    assert room.own_cpus(ServeConfig.model_validate(given)) == 10
+    assert room.own_cpus(ServeConfig()) == 2
