@@ -69,9 +69,12 @@ def test_the_ledger_and_the_applications_are_on_the_head(server: FleetServer) ->
 
 
 def test_every_machine_with_a_replica_has_the_port_and_a_private_folder(server: FleetServer, fleet: Fleet) -> None:
-    assert sorted(fleet.where("HAProxyManager")) == ["n0", "n1", "n2"]
+    wait_until(
+        lambda: sorted(fleet.where("HAProxyManager")) == ["n0", "n1", "n2"], "HAProxy on every machine"
+    )  # "ready" warns after a minute
     for machine in fleet.machines:
-        assert whole([Stream(f"http://{machine.address}:{server.port}", SHORT)]) == [True]
+        url = f"http://{machine.address}:{server.port}"
+        wait_until(lambda url=url: whole([Stream(url, SHORT)]) == [True], "its port")
         found = subprocess.run(machine.command("stat", "-c", "%a", *_ingress(machine)), capture_output=True, text=True, check=True)
         assert found.stdout == "700\n"
 
