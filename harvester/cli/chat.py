@@ -133,7 +133,7 @@ def stream_answer(client: Client, body: dict[str, Any], show: bool) -> ChatAnswe
             if (thought or said) and ttft_ms is None:
                 ttft_ms = _since_ms(began_s)
             if show:
-                line = "\n" if said and reasoning and not content else ""
+                line = "\n" if said and (reasoning or thought) and not content else ""
                 print(thought, line, said, sep="", end="", flush=True)
             reasoning += [thought] if thought else []
             content += [said] if said else []

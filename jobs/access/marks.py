@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence, Set
 from itertools import pairwise
 
 GAP = "\u200b"  # zero width space
+MAX_DEPTH = 40  # of nested groups: a pattern is compiled by recursion
 Span = tuple[int, int]  # begin and end in a text
 
 
@@ -47,12 +48,14 @@ class Marks:
             match = self._pattern.search(text, match.start() + 1)
 
 
-def _tree(texts: Set[str]) -> str:
+def _tree(texts: Set[str], depth: int = 0) -> str:
     """A pattern for the longest of ``texts``, with one branch for each next character: a model may have a thousand marks."""
+    if depth > MAX_DEPTH:
+        return f"(?:{'|'.join(map(re.escape, sorted(texts, key=len, reverse=True)))})"
     rests: dict[str, set[str]] = {}
     for text in texts - {""}:
         rests.setdefault(text[0], set()).add(text[1:])
-    branches = "|".join(re.escape(first) + _tree(rest) for first, rest in sorted(rests.items()))
+    branches = "|".join(re.escape(first) + _tree(rest, depth + 1) for first, rest in sorted(rests.items()))
     return f"(?:{branches}){'?' if '' in texts else ''}" if branches else ""
 
 

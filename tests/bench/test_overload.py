@@ -16,7 +16,9 @@ def asked(count: int = 20, status: int = 200, seconds: float = 0.1, late_s: floa
 
 
 def systems(**changed: dict[str, Any]) -> dict[str, Any]:
-    found = {f"{times:g}x": report(asked(), SLO_MS) for times in LOADS} | {"hostile": report(asked(), SLO_MS) | {"answer": 200}}
+    overload = [*asked(), *asked(9, 429, 0.01)]
+    found = {f"{times:g}x": report(overload if times == max(LOADS) else asked(), SLO_MS) for times in LOADS}
+    found |= {"hostile": report(asked(), SLO_MS) | {"answer": 200}}
     return {name: line | changed.get(name, {}) for name, line in found.items()}
 
 
@@ -45,14 +47,24 @@ def test_a_sound_run_misses_nothing() -> None:
     ("name", "line", "goal"),
     [
         ("0.5x", report([*asked(), *asked(1, 429, 0.01)], SLO_MS), "refused_at_half_load"),
-        ("10x", report([*asked(), *asked(1, 0)], SLO_MS), "failed"),
+        ("10x", report([*asked(), *asked(9, 429, 0.01), *asked(1, 0)], SLO_MS), "failed"),
         ("3x", report(asked(late_s=0.2), SLO_MS), "client_late_p50_ms"),
         ("1x", report(asked(seconds=3.1), SLO_MS), "ttft_p99_over_slo"),
+        ("10x", report(asked(), SLO_MS), "refused_p99_ms"),
         ("3x", report([*asked(), *asked(9, 429, 0.1)], SLO_MS), "refused_p99_ms"),
         ("hostile", report([*asked(), *asked(1, 429, 0.01)], SLO_MS), "failed_or_refused_beside_a_hostile_request"),
         ("hostile", {"answer": 429}, "failed_or_refused_beside_a_hostile_request"),
     ],
-    ids=["a control that is refused", "a failure", "a late client", "slow", "slowly refused", "harm", "no hostile request ran"],
+    ids=[
+        "a control that is refused",
+        "a failure",
+        "a late client",
+        "slow",
+        "nobody refused",
+        "slowly refused",
+        "harm",
+        "no hostile request ran",
+    ],
 )
 def test_each_verdict_can_fail(name: str, line: dict[str, Any], goal: str) -> None:
     assert missed(systems(**{name: line})) == [goal]

@@ -52,6 +52,11 @@ def test_the_thinking_is_apart_from_the_answer(cli, server, name):
     assert cli("chat", "hi").stdout == "Hm, a greeting.\nHello\n"
 
 
+def test_thinking_and_answer_in_one_piece_are_on_lines_of_their_own(cli, server):
+    server.chat[1:1] = [f"data: {json.dumps({'choices': [{'delta': {'reasoning': 'Hm.', 'content': 'Yes. '}}]})}\n\n"]
+    assert cli("chat", "hi").stdout == "Hm.\nYes. Hello\n"
+
+
 def test_the_thinking_is_not_said_again_in_a_conversation(server, monkeypatch):
     server.chat.insert(1, f"data: {json.dumps({'choices': [{'delta': {'reasoning': 'Hm.'}}]})}\n\n")
     lines = iter(["hi", "and?", ""])

@@ -144,7 +144,7 @@ async def hung_up(held: Collector, counted: Callable[[Any], AsyncGenerator[Any, 
 @pytest.mark.parametrize(
     ("left", "expected"),
     [(outputs([7])[0], (3, 7)), (outputs([0])[0], (3, 0)), (None, (0, 0)), (StorageError("the engine died"), (0, 0))],
-    ids=["half made", "in its prefill", "not sent", "of a dead engine"],
+    ids=["half made", "without a token: it waits or is in its prefill", "not sent", "of a dead engine"],
 )
 async def test_a_client_that_hangs_up_before_an_answer_in_one_piece_has_spent_what_was_made(
     left: Output | Exception | None, expected: tuple[int, int]
@@ -233,6 +233,35 @@ async def test_usage_that_could_not_be_told_is_told_later() -> None:
         Spent(owner="ann", kind="chat", requests=1, prompt_tokens=1, output_tokens=1),
     ]
     assert book.numbers == [1, 1, 2], "the first is said again as it was, so that it counts once"
+
+
+async def test_a_process_that_ends_tells_all_though_the_ledger_fails_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    class FailsOnce(Book):
+        async def spend(self, teller: str, number: int, spent: Sequence[Spent]) -> None:
+            await super().spend(teller, number, [] if len(self.numbers) == 1 else spent)
+            if len(self.numbers) == 2:
+                raise StorageError("the ledger does not answer")
+
+    monkeypatch.setattr(meters, "LAST_RETRY_S", 0.0)
+    meter, book = Meter(Quotas(ManualClock()), CollectorRegistry()), FailsOnce()
+    book.is_away = True
+    meter.spent(ann(), 5, 7)
+    await meter.tell(book)
+    book.is_away = False
+    meter.spent(ann(), 1, 1)
+    await meter.tell_last(book)
+    assert book.numbers == [1, 1, 1, 2]
+    assert book.heard[-1] == Spent(owner="ann", kind="chat", requests=1, prompt_tokens=1, output_tokens=1)
+
+
+async def test_a_process_ends_though_the_ledger_does_what_nobody_expects() -> None:
+    class Broken(Book):
+        async def spend(self, teller: str, number: int, spent: Sequence[Spent]) -> None:
+            raise ZeroDivisionError
+
+    meter = Meter(Quotas(ManualClock()), CollectorRegistry())
+    meter.spent(ann(), 5, 7)
+    await meter.tell_last(Broken())
 
 
 @pytest.mark.parametrize("is_away", [False, True], ids=["all told", "one report not confirmed"])

@@ -28,6 +28,13 @@ def test_every_mark_of_a_text_is_parted_and_made_whole_again() -> None:
     assert MARKS.parted(PARTED) == PARTED
 
 
+def test_a_mark_may_be_long() -> None:
+    long, longer = "<" + "x" * 3_000 + ">", "<" + "x" * 3_000 + ">>"
+    marks = Marks([long, longer])
+    assert marks.parted(f"a{longer}") == f"a<{GAP}{longer[1:]}"
+    assert marks.whole(marks.parted(long)) == long
+
+
 @pytest.mark.parametrize("text", ["", "plain", "a < b and [c]", "<b>bold</b> <|im_star", "two\n\nlines", f"a{GAP}b", "x"])
 def test_a_text_without_marks_stays_as_it_is(text: str) -> None:
     assert MARKS.parted(text) is text

@@ -91,6 +91,12 @@ def test_the_latency_told_of_several_replicas_is_that_which_is_worst_for_its_own
     assert history.told("1h", NOON_S + 10)["ttft"]["slo"][-1] == 200.0, "the SLO of the chats that were"
 
 
+def test_a_look_at_no_replica_leaves_the_slo_as_it_was(history: History) -> None:
+    history.take([at(0, ttft_slo_s=0.5)], NOON_S)
+    history.take([], NOON_S + 1)
+    assert history.told("1h", NOON_S + 1)["ttft"]["slo"][-1] == 500.0
+
+
 def test_the_alone_figure_is_the_engines_account_of_the_same_chats(history: History) -> None:
     history.take([at(0, ttft_slo_s=None)], NOON_S)
     history.take([at(5, chat=1, ttft_slo_s=None, **chats(0.2, had_s=2.2, alone_s=2.0))], NOON_S + 5)

@@ -120,19 +120,20 @@ def test_a_new_server_removes_what_a_dead_one_left_of_jobs_never_made(tmp_path: 
 
 
 async def test_an_upload_that_no_job_reads_goes_though_nobody_asks_for_uploads(office: Office) -> None:
-    for upload_id in ("ab" * 16, "cd" * 16):
+    for upload_id in ("ab" * 16, "cd" * 16, "ef" * 16):
         sent = await office.http.put(f"/uploads/{upload_id}/docs.csv", content=b"text\none\n", params={"last": True})
         assert sent.status_code == 200, sent.text
     made = await office.post("/jobs", {"source": {"uri": f"upload:{'ab' * 16}/docs.csv"}})
     assert made.status_code == 201, made.text
     for path in (found for found in office.folder.uploads.rglob("*")):
         os.utime(path, (time.time() - 2 * KEPT_S,) * 2)
+    assert (await office.http.get(f"/uploads/{'ef' * 16}/docs.csv")).json()["is_whole"]  # its client is about to submit it
     sweeping = asyncio.create_task(keep_removing(DirectLedger(office.ledger, office.clock), office.folder, None))
     async with asyncio.timeout(PATIENCE_S):
-        while len(list(office.folder.uploads.glob("*/*"))) > 1:  # noqa: ASYNC110 - the loop has no event
+        while len(list(office.folder.uploads.glob("*/*"))) > 2:  # noqa: ASYNC110 - the loop has no event
             await asyncio.sleep(0.005)
     sweeping.cancel()
-    assert [path.name for path in office.folder.uploads.glob("*/*")] == ["ab" * 16]
+    assert {path.name for path in office.folder.uploads.glob("*/*")} == {"ab" * 16, "ef" * 16}
 
 
 class HeldMirror:

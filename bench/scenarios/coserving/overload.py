@@ -95,11 +95,11 @@ def judged(systems: Mapping[str, Any]) -> tuple[dict[str, float | None], dict[st
     harmed = hostile["failed"] + hostile["refused"]
     goals = {
         "ttft_p99_over_slo": _goal(GOAL_SLO, worst, all(ratio is not None and ratio <= GOAL_SLO for ratio in worst.values())),
-        "refused_p99_ms": _goal(GOAL_REFUSED_MS, told, all(value <= GOAL_REFUSED_MS for value in told.values())),
+        "refused_p99_ms": _goal(GOAL_REFUSED_MS, told, bool(told) and all(value <= GOAL_REFUSED_MS for value in told.values())),
         "failed": _goal(0, failed, not any(failed.values())),
         "refused_at_half_load": _goal(0, control["refused"], control["refused"] == 0),
         "failed_or_refused_beside_a_hostile_request": _goal(0, harmed, harmed == 0 and hostile.get("answer") != REFUSED),
-        "client_late_p50_ms": _goal(GOAL_LATE_MS, late, all(value <= GOAL_LATE_MS for value in late.values())),
+        "client_late_p50_ms": _goal(GOAL_LATE_MS, late, bool(late) and all(value <= GOAL_LATE_MS for value in late.values())),
     }
     medians = [found["ttft_ms"]["p50"] if found["ttft_ms"] else None for found in (hostile, control)]
     ratios = {f"ttft_p99_over_slo_{name}": value for name, value in worst.items()}

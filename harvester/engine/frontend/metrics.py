@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -66,7 +66,8 @@ class ClassMetrics:
             "harvester_queue_seconds", "Arrival in the engine to first step.", ["class"], buckets=SECONDS, registry=registry
         )
         self._kept = Counter("harvester_slo_total", "Promises to online requests, kept or not.", ["objective", "kept"], registry=registry)
-        self._recent: dict[str, dict[float, TimeWindow]] = {"ttft": {}, "tpot": {}}  # by what was promised, in seconds
+        # By what was promised, in seconds.
+        self._recent: dict[str, defaultdict[float, TimeWindow]] = {name: defaultdict(TimeWindow) for name in ("ttft", "tpot")}
 
     def first_token(self, seconds: float, promise: Slo, tier: ServiceTier) -> None:
         self._ttft.labels("online", tier).observe(seconds)
@@ -94,7 +95,7 @@ class ClassMetrics:
         return found
 
     def _took(self, objective: str, seconds: float, promised_s: float) -> None:
-        self._recent[objective].setdefault(promised_s, TimeWindow()).note(seconds, time.monotonic())
+        self._recent[objective][promised_s].note(seconds, time.monotonic())
         if promised_s < math.inf:
             self._kept.labels(objective, str(seconds <= promised_s).lower()).inc()
 

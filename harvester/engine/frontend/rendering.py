@@ -57,6 +57,8 @@ class RowTemplate:
             for number, token in added.items()
             if token.special or _CONTROL.fullmatch(token.content) or (_SIGN.search(token.content) and token.content in template)
         }
+        if not ids:
+            log.warning("marks=unknown: the tokenizer tells no control tokens; if it reads some in a text, rows may hold them")
         for gap in (GAP, " "):
             found = Marks([*ids.values(), *more], gap)
             read = self._tokenizer.encode(" ".join(map(found.parted, found.texts)), add_special_tokens=False) if ids else ()

@@ -54,7 +54,8 @@ def sent(collector: Collector) -> None:
 def told(stream: AsyncGenerator[Out, None], *, is_delta: bool) -> AsyncGenerator[Out, None]:
     """The same outputs; `SPENT` is told their tokens at the end. ``is_delta``: each holds only new tokens.
 
-    After a hang-up it is told what was made until then, also of an answer that comes in one piece.
+    After a hang-up it is told what was made until then, also of an answer that comes in one piece. A prompt counts as soon as the engine
+    has it, even if it still waits there: vLLM does not tell how much of it was computed.
     """
     spent = SPENT.get()
     return stream if spent is None else _told(stream, spent, is_delta)

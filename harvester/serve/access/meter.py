@@ -20,6 +20,7 @@ log = logging.getLogger("harvester.access")
 
 TELL_S = 5.0  # between two reports; a killed replica loses the usage since the last
 LAST_TELL_S = 5.0  # that a process which ends waits for the ledger
+LAST_RETRY_S = 0.5
 MAX_LABELS = 100  # keys on `/metrics`; further ones are `other`
 
 
@@ -83,10 +84,14 @@ class Meter:
         """`tell` all that was not reported yet, before this process ends. Usage that the ledger does not take in `LAST_TELL_S` is lost."""
         try:
             async with asyncio.timeout(LAST_TELL_S):
-                await self.tell(ledger)  # what was being told, if that was not confirmed
-                await self.tell(ledger)
+                while self._telling or self._untold:
+                    await self.tell(ledger)  # first what was being told, if that was not confirmed
+                    if self._telling:
+                        await asyncio.sleep(LAST_RETRY_S)
         except TimeoutError:
             log.warning("usage_lost the ledger does not answer")
+        except Exception:
+            log.warning("usage_lost", exc_info=True)
 
     def _taken(self) -> list[Spent]:
         untold, self._untold = self._untold, Tally()

@@ -63,6 +63,7 @@ class Uploads:
         is_whole = path.is_file() if name else path.is_dir() and not any(path.rglob(f"*{_PART}"))
         if folder is None or not is_whole:
             raise NotFoundError(f"{uri[:200]} is not uploaded, or not whole; upload it again")
+        _touch(folder)
         return str(path), SourceRules(roots=(str(folder),))
 
     async def append(
@@ -124,7 +125,7 @@ class Uploads:
             self._folder.mirror.remove_folder(folder)
 
     def sweep(self, sources: Collection[str], now_s: float) -> None:
-        """Remove uploads that no job reads (``sources``) and that nobody wrote to for a day."""
+        """Remove uploads that no job reads (``sources``) and that nobody wrote to or asked for in a day."""
         for folder in self._folder.uploads.glob("*/*"):
             with suppress(OSError, StorageError):
                 newest_s = max(path.stat().st_mtime for path in (folder, *folder.rglob("*")))
@@ -144,6 +145,12 @@ def state_of(path: Path, root: Path) -> dict[str, Any]:
     is_whole = path.is_file()
     part = path if is_whole else _part(path)
     return {"bytes": size_of(part), "is_whole": is_whole, "uri": f"{SCHEME}{root.name}/{path.relative_to(root)}"}
+
+
+def _touch(folder: Path) -> None:
+    """Begin the day anew for which an upload is kept that no job reads."""
+    with suppress(OSError):  # it is not there
+        os.utime(folder)
 
 
 def _part(path: Path) -> Path:
@@ -175,6 +182,7 @@ def add_uploads(app: FastAPI, ledger: LedgerJobs, folder: StateFolder, min_free_
     @app.get("/uploads/{upload_id}/{name:path}", include_in_schema=False)
     async def known(upload_id: str, name: str, who: Who) -> dict[str, Any]:
         path = uploads.path(upload_id, name, who)
+        _touch(uploads.root(path))  # who asks is about to submit it: no sweep may take it meanwhile
         return state_of(path, uploads.root(path))
 
     @app.put("/uploads/{upload_id}/{name:path}", include_in_schema=False)

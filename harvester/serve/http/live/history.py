@@ -42,9 +42,11 @@ class Point:
         for field in fields(Point)[:SUMS]:
             setattr(self, field.name, getattr(self, field.name) + getattr(look, field.name))
         for kind in KINDS:
-            if math.isnan(getattr(self, f"{kind}_p99_ms")) or not math.isnan(getattr(look, f"{kind}_p99_ms")):
-                for name in SHOWN:
-                    setattr(self, f"{kind}_{name}_ms", getattr(look, f"{kind}_{name}_ms"))
+            has_chat = not math.isnan(getattr(look, f"{kind}_p99_ms"))
+            for name in SHOWN if has_chat or math.isnan(getattr(self, f"{kind}_p99_ms")) else ():
+                shown = getattr(look, f"{kind}_{name}_ms")
+                if has_chat or not math.isnan(shown):  # replicas that do not answer tell no SLO
+                    setattr(self, f"{kind}_{name}_ms", shown)
 
     @classmethod
     def of(cls, values: Sequence[float] | None) -> Self | None:
