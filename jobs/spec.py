@@ -230,6 +230,7 @@ class LeaseProgress(Frozen):
     error: str | None = Field(default=None, description="Error of the row that failed last.")
     tokens_done: int = Field(default=0, description="Prompt and output tokens.")
     rows_unbegun: int = Field(default=0, description="Rows that its holder could give back.")
+    is_late: bool = Field(default=False, description="The source is slow: its holder wants no other slice of the job before it is read.")
 
 
 class Spent(Frozen):

@@ -24,6 +24,7 @@ class Leasing:
         self._book, self._stealing, self._lease_s = book, stealing, lease_s
         self._turns = count(1)
         self._refusals = Refusals(lease_s)
+        self._late: dict[str, set[str]] = {}  # by holder, jobs of which a slice waits for its source: it gets no other of them
         self._pass = 0.0  # lowest turn at the last lease; an idle job cannot save up turns
         if new_server:
             book.run("free_all")
@@ -38,11 +39,11 @@ class Leasing:
     def lease(self, holder: str, model: str, now_s: float) -> Lease | None:
         self.expire(now_s)
         self._refusals.saw(holder, now_s, model)
-        refused = self._refusals.of(holder, now_s)
+        refused = self._refusals.of(holder, now_s) | self._late.get(holder, set())
         waiting = (record for job_id in self._book.pending if (record := self._book.jobs[job_id]).serves(model) and job_id not in refused)
         first = min(waiting, key=lambda e: (e.turn, e.granted, e.row["created_at_s"]), default=None)
         if first is None:
-            if not refused:  # else the split rows might be of a job that it cannot read
+            if not refused:  # else the split rows might be of a job that it cannot read, or reads slowly
                 self._stealing.want(holder, model, now_s)
             return None
         others = (one for one in self._book.active.values() if one.serves(model))
@@ -86,6 +87,7 @@ class Leasing:
         book = self._book
         drop: list[str] = []
         at_work: dict[str, JobRecord] = {}
+        late = set[str]()
         for item in progress:
             lease = book.leases.get(item.lease_id)
             if lease is None or lease.holder != holder or lease.job_id not in book.active:
@@ -94,6 +96,10 @@ class Leasing:
             book.leases.renew(item, now_s + self._lease_s)
             record = at_work[lease.job_id] = book.active[lease.job_id]
             record.error_example = item.error or record.error_example
+            late |= {lease.job_id} if item.is_late else set()
+        self._late.pop(holder, None)
+        if late:
+            self._late[holder] = late
         self._refusals.saw(holder, now_s, next((record.spec.model for record in at_work.values()), None))
         for record in at_work.values():
             book.forecast.sample(record, now_s)
@@ -107,7 +113,9 @@ class Leasing:
         book.expire_jobs(now_s)
         over = book.leases.over(now_s)
         for lease_id in over:
-            book.counts.add(book.jobs[book.leases[lease_id].job_id].spec.model, LedgerCount.LOST)
+            lease = book.leases[lease_id]
+            book.counts.add(book.jobs[lease.job_id].spec.model, LedgerCount.LOST)
+            self._late.pop(lease.holder, None)
         if over:
             book.free(over, now_s)
         if not book.leases:

@@ -24,6 +24,7 @@ class ActiveSlice:
     rows_done: int = 0
     rows_error: int = 0
     error: str | None = None
+    is_late: bool = False  # its source takes long: its rows are not waiting for the engine
     tokens_done: int = 0
     feed: Feed = field(default_factory=Feed)
 
@@ -35,6 +36,7 @@ class ActiveSlice:
             error=self.error,
             tokens_done=self.tokens_done,
             rows_unbegun=self.feed.rows_unbegun,
+            is_late=self.is_late,
         )
 
     def drop(self) -> None:
@@ -43,6 +45,10 @@ class ActiveSlice:
             self.dropped = self.publishing = True
             if self.begun:
                 self.task.cancel()
+
+    def late(self) -> None:
+        """Its source takes long."""
+        self.is_late, self.rows_waiting = True, 0
 
     def start(self, todo: list[int], known: Iterable[Row]) -> Feed:
         """``known``: results that an earlier holder of the slice left."""
@@ -58,3 +64,23 @@ class ActiveSlice:
         if row.status == "error":
             self.rows_error += 1
             self.error = f"{row.error_code}: {row.error_message}"
+
+
+class ActiveSlices(dict[str, ActiveSlice]):
+    """The slices in work, by lease."""
+
+    @property
+    def rows_waiting(self) -> int:
+        """Rows that wait for a slot of the engine; of a slice that is not read yet all, until it is late."""
+        return sum(active.rows_waiting for active in self.values())
+
+    @property
+    def late_jobs(self) -> set[str]:
+        return {active.lease.job.id for active in self.values() if active.is_late}
+
+    def progress(self) -> list[LeaseProgress]:
+        return [active.progress() for active in self.values()]
+
+    def tokens_beside(self, active: ActiveSlice) -> int:
+        """Tokens done of the other slices."""
+        return sum(one.tokens_done for one in self.values() if one is not active)

@@ -15,24 +15,23 @@ from jobs.access.images import ImageBounds
 from jobs.config import HarvestConfig, PriceConfig
 from jobs.engine import EngineGone, RowEngine
 from jobs.hint import SchedulingHint
-from jobs.run.active import ActiveSlice
+from jobs.run.active import ActiveSlice, ActiveSlices
 from jobs.run.client import LedgerClient
 from jobs.run.devicetime import DeviceTime
 from jobs.run.row import RowWork
 from jobs.run.row_return import RowReturn
-from jobs.run.slice import SliceFiles, SourceCache, taken_slice
+from jobs.run.slice import READERS, SliceFiles, SliceReading
 from jobs.run.spans import NoSpans, Note, Spans
 from jobs.run.spool.spools import Spools
 from jobs.run.telling import despite_cancellation, tell
 from jobs.spec import JobSpec, PartStats
 from jobs.storage.folder import StateFolder
-from jobs.threads import FairThreads, in_thread
+from jobs.threads import in_thread
 
 log = logging.getLogger("harvester.runner")
 
 STORAGE_WAIT_S = 5.0
 LEAVE_POLL_S = 0.05
-READERS = 3  # sources read at once, one for each job: a slow one holds up neither the others nor what is published
 GIVE_BACK_S = 5.0  # longest wait of a cancelled task for the ledger
 
 
@@ -63,17 +62,17 @@ class Runner:
         self.config = config
         self.now_s = now_s
         self._spans = spans or NoSpans()
-        self._active: dict[str, ActiveSlice] = {}
+        self._active = ActiveSlices()
+        self._late_told = set[str]()  # jobs of which the ledger knows that a slice is late
         self._images = ImageBounds(config.max_image_bytes, media_hosts)
         self._device_time = DeviceTime(engine, price)
         self._slots = asyncio.Semaphore(engine.concurrency)
         self._part_slots = asyncio.Semaphore(engine.concurrency)  # for parts of long texts; a row needs one while it holds one of `_slots`
         self._room = asyncio.Event()
         self._hints: dict[str, SchedulingHint] = {}  # of each job, as the ledger said last
-        self._readers = FairThreads("read", READERS, 1)
         self._publishing = ThreadPoolExecutor(1, thread_name_prefix="publish")
-        self._sources = SourceCache(folder, open_sink)
         self._spools = Spools(folder, config.spool_send_s)
+        self._reading = SliceReading(folder, open_sink, self._spools, self._room.set)
         self._row_return = RowReturn(holder, ledger, self._active)
         self._leaving = self._feeding = self._is_engine_gone = False
 
@@ -98,9 +97,9 @@ class Runner:
             await despite_cancellation(asyncio.to_thread(self._shut_down), GIVE_BACK_S)
 
     def _shut_down(self) -> None:
-        self._sources.close()
+        self._reading.sources.close()
         self._publishing.shutdown()
-        self._readers.shutdown()
+        self._reading.shutdown()
 
     async def _beat(self) -> None:
         while True:
@@ -113,14 +112,18 @@ class Runner:
                 log.exception("heartbeat_bug")
 
     async def _beat_once(self) -> None:
-        progress = [active.progress() for active in self._active.values()]
-        drop = await self.ledger.heartbeat(self.holder, progress) if progress else []
-        self._hints = await self.ledger.hints() if progress else {}
+        await self._tell_progress()
+        self._hints = await self.ledger.hints() if self._active else {}
+        await self._row_return.give_back()
+        self._room.set()
+
+    async def _tell_progress(self) -> None:
+        progress, late = self._active.progress(), self._active.late_jobs
+        drop = await self.ledger.heartbeat(self.holder, progress) if progress or self._late_told else []
+        self._late_told = late
         for lease_id in drop:
             if lease_id in self._active:
                 self._active[lease_id].drop()
-        await self._row_return.give_back()
-        self._room.set()
 
     async def _feed(self, group: asyncio.TaskGroup) -> None:
         """Lease a slice whenever the rows that wait for a slot are at most half of the engine's concurrency."""
@@ -136,12 +139,15 @@ class Runner:
             self._feeding = False
 
     def _is_full(self) -> bool:
-        """Whether to lease no more for now: enough rows wait, or some were given back and none was finished since."""
-        waiting = sum(active.rows_waiting for active in self._active.values())
-        return waiting > self.engine.concurrency // 2 or (self._row_return.gave and bool(self._active))
+        """Whether to lease no more: enough rows wait, slow sources hold all readers, or rows were given back and none ended since."""
+        if self._active.rows_waiting > self.engine.concurrency // 2 or len(self._active.late_jobs) > READERS:
+            return True
+        return self._row_return.gave and bool(self._active)
 
     async def _lease(self, group: asyncio.TaskGroup) -> None:
         try:
+            if self._active.late_jobs != self._late_told:
+                await self._tell_progress()
             lease = await self.ledger.lease(self.holder, self.engine.model)
         except StorageError as error:
             log.warning("lease_storage %s", error.message)
@@ -194,7 +200,7 @@ class Runner:
     async def _slice(self, active: ActiveSlice, note: Note) -> bool:
         """Compute and publish one slice. True when the ledger has it."""
         lease = active.lease
-        opened = await self._readers.run(lease.job.id, lambda: taken_slice(lease, self._sources, self._spools), self._let_go)
+        opened = await self._reading.read(active)
         stats = opened if isinstance(opened, PartStats) else await self._computed(active, opened)
         if stats is None:
             return False
@@ -218,13 +224,8 @@ class Runner:
             await self._spools.close(files.spool, is_left=stats is None)
         return stats
 
-    def _let_go(self, opened: SliceFiles | PartStats) -> None:
-        if isinstance(opened, SliceFiles):
-            self._spools.close_unsent(opened.spool)
-
     def _charged(self, active: ActiveSlice, stats: PartStats) -> PartStats:
-        others = sum(one.tokens_done for one in self._active.values() if one is not active)
-        return self._device_time.charged(stats, active.tokens_done, others)
+        return self._device_time.charged(stats, active.tokens_done, self._active.tokens_beside(active))
 
     async def _keep(self, active: ActiveSlice, files: SliceFiles) -> None:
         """Publish the finished rows of a slice whose job may not run any more."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 from collections import OrderedDict
@@ -21,6 +22,7 @@ from connectors.text import NULL_TEXT, TextProblem, is_text, rows, texts
 from jobs.access.secrets import opened
 from jobs.plan.columns import columns_needed, text_columns
 from jobs.result import Row, answer_lengths, holds_exactly, part_stats, part_table, result_schema
+from jobs.run.active import ActiveSlice
 from jobs.run.spool.records import Spool
 from jobs.run.spool.spools import Spools
 from jobs.spec import JobSpec, Lease, PartStats
@@ -29,10 +31,13 @@ from jobs.storage.inputs import fetch_input, is_ours
 from jobs.storage.parts import results_of
 from jobs.tasks.answer import check_answerable
 from jobs.tasks.template import plain_text
+from jobs.threads import FairThreads
 from jobs.usage import NONE_USED, Usage
 
 log = logging.getLogger("harvester.runner")
 
+READERS = 3  # sources read at once, one for each job: a slow one holds up neither the others nor what is published
+LATE_S = 0.25  # a slice whose rows are not there by then keeps no other job from the engine
 OPEN_JOBS = 8
 STATS_KEY = "harvester_part"  # of a part's metadata
 
@@ -234,3 +239,38 @@ def open_slice(lease: Lease, source: Source, sink: Sink, spools: Spools) -> Slic
         if part_stats_of(sink, lease) is not None:  # an incomplete part is of this retry: its failed rows are in the spool
             replaced = Usage(**{name: pc.sum(failed.column(name)).as_py() or 0 for name in ("prompt_tokens", "output_tokens")})
     return SliceFiles(lease, source, sink, spools.open(lease), table, kept, replaced)
+
+
+class SliceReading:
+    """Reads slices in `READERS` threads, one for each job. Used from one event loop. ``changed``: a slice is late, or is no more."""
+
+    def __init__(
+        self, folder: StateFolder, open_sink: Callable[[StateFolder, str], Sink], spools: Spools, changed: Callable[[], None]
+    ) -> None:
+        self.sources = SourceCache(folder, open_sink)
+        self._spools = spools
+        self._changed = changed
+        self._threads = FairThreads("read", READERS, 1)
+
+    async def read(self, active: ActiveSlice) -> SliceFiles | PartStats:
+        """See `taken_slice`. The slice is late from `LATE_S` on until it is read."""
+        lease = active.lease
+        timer = asyncio.get_running_loop().call_later(LATE_S, self._is_late, active)
+        try:
+            return await self._threads.run(lease.job.id, lambda: taken_slice(lease, self.sources, self._spools), self._let_go)
+        finally:
+            timer.cancel()
+            active.is_late = False
+            self._changed()
+
+    def _is_late(self, active: ActiveSlice) -> None:
+        active.late()
+        self._changed()
+
+    def shutdown(self) -> None:
+        """Wait until nothing is read any more. Call it from a thread."""
+        self._threads.shutdown()
+
+    def _let_go(self, opened: SliceFiles | PartStats) -> None:
+        if isinstance(opened, SliceFiles):
+            self._spools.close_unsent(opened.spool)

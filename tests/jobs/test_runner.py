@@ -29,7 +29,7 @@ from jobs.run import runner as runner_module
 from jobs.run.client import LedgerClient
 from jobs.run.row_return import RowReturn
 from jobs.run.runner import Runner
-from jobs.run.slice import open_slice
+from jobs.run.slice import READERS, open_slice
 from jobs.run.spool.records import Spool
 from jobs.spec import JobRequest, JobSpec, JobView, Lease, LeaseProgress, PartStats, SourceSpec
 from jobs.states import JobState
@@ -688,7 +688,7 @@ async def test_a_source_that_one_replica_cannot_read_is_read_by_the_others(world
         asked.append(job.id)
         raise SourceError("docs.parquet does not exist")
 
-    monkeypatch.setattr(without_mount._sources, "take", take)
+    monkeypatch.setattr(without_mount._reading.sources, "take", take)
     async with at_work(world.runner(two, "b")):
         await until(lambda: two.calls)
         async with at_work(without_mount):
@@ -820,26 +820,55 @@ async def test_a_frozen_replica_that_wakes_up_after_a_retry_leaves_the_newer_par
     assert world.results()["output"].to_pylist() == ["now"] * 4
 
 
-async def test_a_source_that_trickles_holds_up_no_other_job(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("slow_jobs", "slow_rows", "slow_weight", "other_rows"),
+    [(1, 64, 1.0, 16), (1, 64, 1.0, 64), (1, 400, 1.0, 16), (1, 400, 10.0, 200), (2, 64, 1.0, 64)],
+    ids=["small", "more-of-the-other", "slices-above-half-of-the-engine", "heavy", "two"],
+)
+async def test_a_source_that_trickles_holds_up_no_other_job(
+    world: World, monkeypatch: pytest.MonkeyPatch, slow_jobs: int, slow_rows: int, slow_weight: float, other_rows: int
+) -> None:
     begun, let_go = threading.Event(), threading.Event()
 
     def trickling(lease: Lease, *given: Any) -> Any:
-        if lease.job.id == slow:
+        if lease.job.id in slow:
             begun.set()
             assert let_go.wait(PATIENCE_S)
         return open_slice(lease, *given)
 
     monkeypatch.setattr("jobs.run.slice.open_slice", trickling)
-    slow, other = world.submit(64, "slow"), world.submit(16, "other")
+    monkeypatch.setattr("jobs.run.slice.LATE_S", 0.01)
+    slow = [world.submit(slow_rows, f"slow-{number}", weight=slow_weight) for number in range(slow_jobs)]
+    other = world.submit(other_rows, "other")
     async with at_work(world.runner(ScriptedEngine(concurrency=64))):
         try:
             await until(begun.is_set)
             await until(lambda: world.ended(other))
-            assert not world.ended(slow)
+            assert not any(map(world.ended, slow))
         finally:
             let_go.set()
-        await until(lambda: world.ended(slow))
-    assert world.results(slow).num_rows == 64
+        await until(lambda: all(map(world.ended, slow)))
+    assert [world.results(job_id).num_rows for job_id in slow] == [slow_rows] * slow_jobs
+
+
+async def test_slow_sources_hold_no_more_slices_than_can_be_read(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    let_go = threading.Event()
+
+    def trickling(*given: Any) -> Any:
+        assert let_go.wait(PATIENCE_S)
+        return open_slice(*given)
+
+    monkeypatch.setattr("jobs.run.slice.open_slice", trickling)
+    monkeypatch.setattr("jobs.run.slice.LATE_S", 0.01)
+    slow = [world.submit(400, f"slow-{number}") for number in range(READERS + 2)]
+    runner = world.runner(ScriptedEngine(concurrency=64))
+    async with at_work(runner):
+        try:
+            await until(lambda: len(runner._active.late_jobs) > READERS)
+            assert len(world.slices("leased")) == READERS + 1
+        finally:
+            let_go.set()
+        await until(lambda: all(map(world.ended, slow)))
 
 
 async def test_a_source_that_is_away_for_a_moment_fails_no_job(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

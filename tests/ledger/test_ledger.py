@@ -154,6 +154,26 @@ def test_a_job_that_one_replica_refuses_is_leased_to_the_others(desk: Desk) -> N
     assert desk.ledger.show("docs-1").message is None
 
 
+def test_a_replica_with_a_late_slice_gets_other_jobs_until_it_says_that_it_is_late_no_more(desk: Desk) -> None:
+    desk.submit("docs-1")
+    late = LeaseProgress(lease_id=desk.leased("a").lease_id, is_late=True)
+    assert desk.ledger.heartbeat("a", [late], desk.clock()) == []
+    desk.submit("other-1", 1)
+    assert desk.leased("a").job.id == "other-1"
+    assert desk.lease("a") is None
+    assert desk.leased("b").job.id == "docs-1"
+    desk.ledger.heartbeat("a", [], desk.clock())
+    assert desk.leased("a").job.id == "docs-1"
+
+
+def test_a_replica_whose_leases_expired_has_no_late_slice(desk: Desk) -> None:
+    desk.submit("docs-1")
+    late = LeaseProgress(lease_id=desk.leased("a").lease_id, is_late=True)
+    desk.ledger.heartbeat("a", [late], desk.clock())
+    desk.clock.advance(LEASE_S)
+    assert desk.leased("a").job.id == "docs-1"
+
+
 def test_a_replica_that_refused_a_job_is_asked_for_nothing_of_it_and_given_it_again_in_a_while(desk: Desk) -> None:
     desk.submit("docs-1", 1)
     held = desk.leased("b")
