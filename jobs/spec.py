@@ -218,7 +218,9 @@ class PartStats(Usage, RowCounts):
         default=None, exclude=True, description="Prices of a million prompt and output tokens, where the hours have none."
     )
     currency: str | None = None
-    replaced: Usage = Field(default=NONE_USED, exclude=True, description="Of the failed rows that a retry computed again.")
+    replaced: Usage = Field(  # excluded likewise; a part's metadata has it under a key of its own
+        default=NONE_USED, exclude=True, description="Of the failed rows that a retry computed again."
+    )
 
 
 class LeaseProgress(Frozen):

@@ -40,6 +40,7 @@ READERS = 3  # sources read at once, one for each job: a slow one holds up neith
 LATE_S = 0.25  # a slice whose rows are not there by then keeps no other job from the engine
 OPEN_JOBS = 8
 STATS_KEY = "harvester_part"  # of a part's metadata
+REPLACED_KEY = "harvester_replaced"  # `PartStats.replaced`, apart: an earlier version would refuse a part with counts it does not know
 
 
 class SourceCache:
@@ -154,7 +155,10 @@ class SliceFiles:
             stats = stats.model_copy(update={"lengths": answer_lengths(finished)})
         there = part_stats_of(self.sink, self.lease)
         if there is None or there.generation <= self.lease.generation:
-            self.sink.write(part_name(self.lease.slice.slice_id), part, {STATS_KEY: stats.model_dump_json()})
+            told = {STATS_KEY: stats.model_dump_json()}
+            if self.replaced != NONE_USED:
+                told[REPLACED_KEY] = self.replaced.model_dump_json()
+            self.sink.write(part_name(self.lease.slice.slice_id), part, told)
         return stats.model_copy(update={"replaced": self.replaced})
 
     def publish_some(self) -> PartStats | None:
@@ -190,7 +194,11 @@ def _cells(column: pa.ChunkedArray) -> list[str | TextProblem]:
 def part_stats_of(sink: Sink, lease: Lease) -> PartStats | None:
     """Counts of the slice's complete part, of any generation; None where there is none, or an incomplete one."""
     metadata = sink.metadata(part_name(lease.slice.slice_id))
-    return PartStats.model_validate_json(metadata[STATS_KEY]) if metadata and STATS_KEY in metadata else None
+    if not metadata or STATS_KEY not in metadata:
+        return None
+    stats = PartStats.model_validate_json(metadata[STATS_KEY])
+    replaced = Usage.model_validate_json(metadata[REPLACED_KEY]) if REPLACED_KEY in metadata else NONE_USED
+    return stats.model_copy(update={"replaced": replaced})
 
 
 def published(sink: Sink, lease: Lease) -> PartStats | None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_runner import World, at_work, until, world
+from test_runner import LEASE_S, World, at_work, until, world
 
 from jobs.config import PriceConfig
 from jobs.engine import Prompt, RowError
@@ -17,6 +17,7 @@ from jobs.run.devicetime import DeviceTime
 from jobs.run.runner import Runner
 from jobs.spec import PartStats
 from jobs.testing import ScriptedEngine, last_line, scripted_plan
+from tests.fakes.lost_ledger import LostLedger
 
 __all__ = ["world"]
 PRICE = PriceConfig(prompt_per_million=1.0, output_per_million=3.0, per_gpu_hour=4.0, currency="EUR")
@@ -117,6 +118,23 @@ async def test_a_retry_is_accounted_beside_the_failed_rows_that_it_replaces(worl
     (line,) = world.ledger.table("harvested").to_pylist()
     assert (line["rows"], line["prompt_tokens"]) == (4, failed.prompt_tokens + world.show().prompt_tokens)
     assert line["cost"] == pytest.approx(cost_of_tokens(line))
+
+
+async def test_a_retry_that_was_published_but_not_committed_is_accounted_by_who_adopts_its_part(world: World) -> None:
+    job_id = world.submit(4, inline={"answer": "choice", "labels": [f"row {number}" for number in range(4)]})
+    await harvested(world, ScriptedEngine(answer=lambda prompt: "no label"))
+    failed = world.show()
+    world.ledger.retry(job_id, world.clock())
+    client = LostLedger(world.ledger, world.clock)
+    client.lose()
+    async with at_work(Runner("dead", client, ScriptedEngine(), world.folder, world.harvest, world.sink, world.clock)):
+        await until(lambda: client.unheard)
+    world.clock.advance(LEASE_S)
+    heir = ScriptedEngine()
+    await harvested(world, heir)
+    (line,) = world.ledger.table("harvested").to_pylist()
+    assert heir.calls == 0
+    assert (line["rows"], line["prompt_tokens"]) == (4, failed.prompt_tokens + world.show().prompt_tokens)
 
 
 async def test_a_paused_job_costs_its_tokens_once(world: World) -> None:
