@@ -20,7 +20,9 @@ class Marks:
     def __init__(self, texts: Iterable[str] = (), gap: str = GAP) -> None:
         self.texts = frozenset(text for text in texts if len(text) > 1 and not text.isspace())
         self.gap = gap
-        self._pattern = re.compile(_tree(self.texts) if self.texts else r"(?!)")
+        self._pattern = _pattern(self.texts)
+        self._wholes = {self.parted(text): text for text in self.texts}
+        self._parted_pattern = _pattern(self._wholes.keys())
 
     def parted(self, text: str, within: Sequence[Span] | None = None) -> str:
         """``text`` without its marks. ``within``: the spans that came from a row: a mark outside them stays; None: all of the text.
@@ -35,9 +37,9 @@ class Marks:
 
     def whole(self, text: str) -> str:
         """``text`` with each mark that `parted` had parted as it was."""
-        if self.gap in text:
-            for mark in sorted(self.texts, key=len, reverse=True):
-                text = text.replace(self.parted(mark), mark)
+        count = 1 if self.gap in text else 0
+        while count:  # marks that overlap: one pass makes the first of them whole
+            text, count = self._parted_pattern.subn(lambda found: self._wholes[found[0]], text)
         return text
 
     def _found(self, text: str) -> Iterator[Span]:
@@ -46,6 +48,10 @@ class Marks:
         while match is not None:
             yield match.span()
             match = self._pattern.search(text, match.start() + 1)
+
+
+def _pattern(texts: Set[str]) -> re.Pattern[str]:
+    return re.compile(_tree(texts) if texts else r"(?!)")
 
 
 def _tree(texts: Set[str], depth: int = 0) -> str:

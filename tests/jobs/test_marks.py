@@ -35,6 +35,21 @@ def test_a_mark_may_be_long() -> None:
     assert marks.whole(marks.parted(long)) == long
 
 
+def test_marks_that_overlap_are_made_whole_again() -> None:
+    marks = Marks(["<|a|", "|><", "|a|>"])
+    assert marks.whole(marks.parted("<|a|><|a|>")) == "<|a|><|a|>"
+
+
+def test_an_answer_is_made_whole_without_parting_each_mark_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    marks = Marks(f"<|{number}|>" for number in range(1000))
+
+    def parted(*_: object) -> str:
+        raise AssertionError("a model may have thousands of marks, and answers are made whole on the event loop")
+
+    monkeypatch.setattr(Marks, "parted", parted)
+    assert marks.whole(f"a <{GAP}|7|> b{GAP} <{GAP}|999|>") == f"a <|7|> b{GAP} <|999|>"
+
+
 @pytest.mark.parametrize("text", ["", "plain", "a < b and [c]", "<b>bold</b> <|im_star", "two\n\nlines", f"a{GAP}b", "x"])
 def test_a_text_without_marks_stays_as_it_is(text: str) -> None:
     assert MARKS.parted(text) is text
