@@ -28,12 +28,15 @@ class Commits:
     """The component of a `jobs.ledger.ledger.Ledger` that records published parts. Its public methods are documented there.
 
     The tables ``usage`` and ``harvested`` are accounts, which never fall: a row counts once, its tokens each time that a part brought them.
-    So tokens of failed rows stay in the hour in which they were computed, and those of a retry come on top.
+    So tokens of failed rows stay in the hour in which they were computed, and those of a retry come on top. One exception counts twice:
+    the part of a slice that was reopened (`reopen_slice`), if the ledger itself is opened again before the slice's next part is recorded.
     """
 
     def __init__(self, book: JobBook) -> None:
         self._book = book
-        self._reopened: dict[tuple[str, int], list[int]] = {}  # counts that a slice lost by `reopen_slice`; they stay accounted
+        self._reopened: dict[
+            tuple[str, int], list[int]
+        ] = {}  # counts that slices lost by `reopen_slice` and that are accounted; in memory alone
 
     def commit(self, lease_id: str, job_id: str, slice_id: int, stats: PartStats, now_s: float) -> bool:
         """The part of a lost lease may still be the one on disk: the last rename wins, and every edition holds the same rows.
