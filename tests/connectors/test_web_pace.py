@@ -6,8 +6,9 @@ import io
 import itertools
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,6 +16,7 @@ import pytest
 
 from connectors.errors import SourceAwayError
 from connectors.open import open_source
+from connectors.paths.pace import PacedHandler
 from connectors.paths.rules import SourceRules
 
 RULES = SourceRules(hosts=("127.0.0.1",))
@@ -73,13 +75,36 @@ def answers_take(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("connectors.paths.pace.monotonic", lambda: next(times_s))
 
 
+def bytes_alone_take(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files are listed and opened at once, and each read of their bytes takes so long."""
+
+    def at_once(method: Callable[[PacedHandler, Any], Any]) -> Callable[[PacedHandler, Any], Any]:
+        def call(handler: PacedHandler, asked: Any) -> Any:
+            answers_take(0.0, monkeypatch)
+            found = method(handler, asked)
+            answers_take(seconds, monkeypatch)
+            return found
+
+        return call
+
+    for name in ("get_file_info", "open_input_file"):
+        monkeypatch.setattr(PacedHandler, name, at_once(getattr(PacedHandler, name)))
+
+
 @pytest.mark.parametrize("rules", [None, RULES], ids=["own", "client"])
 @pytest.mark.parametrize("path", ["/docs.jsonl", "/plain/docs.jsonl"])
 def test_a_source_that_trickles_is_given_up(site: Site, rules: SourceRules | None, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     site.files[path] = b'{"text": "one"}\n' * 1000
-    answers_take(61.0, monkeypatch)
+    bytes_alone_take(61.0, monkeypatch)
     with pytest.raises(SourceAwayError, match=rf"{path}: in 61 s its server gave [\d,]+ bytes, less than 32,768 a second; try again later"):
         open_source(f"{site.url}{path}", rules=rules)
+
+
+def test_a_source_whose_list_trickles_is_given_up(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    site.files["/docs.jsonl"] = b'{"text": "one"}\n'
+    answers_take(61.0, monkeypatch)
+    with pytest.raises(SourceAwayError, match=r"/docs\.jsonl: in 61 s its server gave 65,536 bytes"):
+        open_source(f"{site.url}/docs.jsonl", rules=RULES)
 
 
 def test_rows_of_a_parquet_file_that_trickle_are_given_up(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,5 +128,6 @@ def test_many_small_answers_are_no_trickle(site: Site, monkeypatch: pytest.Monke
 def test_a_large_source_of_unknown_length_is_read(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     site.files["/plain/docs.jsonl"] = b'{"text": "one"}\n' * 100_000
     monkeypatch.setattr("connectors.paths.pace.WINDOW_S", 1.0)
+    answers_take(0.01, monkeypatch)
     with open_source(f"{site.url}/plain/docs.jsonl", rules=RULES) as source:
         assert source.row_count == 100_000
