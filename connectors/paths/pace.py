@@ -30,13 +30,16 @@ class Pace:
         self._bytes = 0
 
     def timed(self, call: Callable[..., T], *given: Any, least_bytes: int = ASKED_BYTES, **options: Any) -> T:
-        """The result of ``call``, whose bytes count, ``least_bytes`` at least. Raises `SourceAwayError` for a source that is too slow."""
+        """The result of ``call``, whose bytes count, ``least_bytes`` at least, or so many for each entry of a list.
+
+        Raises `SourceAwayError` for a source that is too slow.
+        """
         began_s = monotonic()
         found = call(*given, **options)
         waited_s = monotonic() - began_s
         with self._lock:
             self._waited_s += waited_s
-            self._bytes += max(least_bytes, len(found) if isinstance(found, bytes) else 0)
+            self._bytes += max(len(found), least_bytes) if isinstance(found, bytes) else least_bytes * _answers(found)
             if self._waited_s < WINDOW_S:
                 return found
             seen_s, seen_bytes, self._waited_s, self._bytes = self._waited_s, self._bytes, 0.0, 0
@@ -46,6 +49,11 @@ class Pace:
                 f"{MIN_BYTES_S:,} a second; try again later, or submit a copy that is read faster"
             )
         return found
+
+
+def _answers(found: object) -> int:
+    """How many answers of the server it took at most: fsspec may ask for each entry of a list."""
+    return max(1, len(found)) if isinstance(found, list) else 1
 
 
 class PacedHandler(fs.FSSpecHandler):  # type: ignore[misc]  # Arrow has no types

@@ -13,6 +13,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+from pyarrow import fs
 
 from connectors.errors import SourceAwayError
 from connectors.open import open_source
@@ -125,9 +127,23 @@ def test_many_small_answers_are_no_trickle(site: Site, monkeypatch: pytest.Monke
         assert source.row_count == 1
 
 
+def test_each_entry_of_a_list_counts_as_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """fsspec may ask for each of them."""
+    memory = MemoryFileSystem()
+    for number in range(100):
+        memory.pipe(f"/many/{number}.jsonl", b"{}")
+    answers_take(100.0, monkeypatch)
+    selector = fs.FileSelector("/many")
+    assert len(PacedHandler(memory, "https://host/many").get_file_info_selector(selector)) == 100
+    memory.rm("/many", recursive=True)
+    memory.mkdir("/many")
+    with pytest.raises(SourceAwayError, match="in 100 s its server gave 65,536 bytes"):
+        PacedHandler(memory, "https://host/many").get_file_info_selector(selector)
+
+
 def test_a_large_source_of_unknown_length_is_read(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     site.files["/plain/docs.jsonl"] = b'{"text": "one"}\n' * 100_000
-    monkeypatch.setattr("connectors.paths.pace.WINDOW_S", 1.0)
-    answers_take(0.01, monkeypatch)
+    monkeypatch.setattr("connectors.paths.pace.WINDOW_S", 0.1)
+    answers_take(0.04, monkeypatch)
     with open_source(f"{site.url}/plain/docs.jsonl", rules=RULES) as source:
         assert source.row_count == 100_000
