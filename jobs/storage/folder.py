@@ -90,6 +90,7 @@ class StateFolder:
     def locked(self) -> Iterator[None]:
         """Hold the lock; only one server or repair at a time can. It ends with the process, however that ends. Raises `StateError`."""
         with self.lock.open("a+") as file:
+            self.give_to_owner(self.lock)
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
@@ -231,12 +232,15 @@ class StateFolder:
             with publish(marker) as file:
                 file.write(told)
 
-    def give_to_owner(self) -> None:
-        """Give files that root has made in another user's folder to that user, who may run the server. Not while a server runs."""
+    def give_to_owner(self, *made: Path) -> None:
+        """Give files that root has made in another user's folder to that user, who may run the server.
+
+        Those ``made``; without them all files, which not while a server runs.
+        """
         owner = self.root.stat()
         if os.geteuid() or not owner.st_uid:
             return
-        for path in self.root.rglob("*"):
+        for path in made or self.root.rglob("*"):
             if not path.lstat().st_uid:
                 os.chown(path, owner.st_uid, owner.st_gid, follow_symlinks=False)
 

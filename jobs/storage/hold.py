@@ -55,7 +55,9 @@ def repairing(folder: StateFolder) -> Iterator[None]:
 
 def _opened(folder: StateFolder) -> int:
     try:
-        return os.open(folder.ledger_lock, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        file = os.open(folder.ledger_lock, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        folder.give_to_owner(folder.ledger_lock)
+        return file
     except OSError as error:
         raise storage_error("write", folder.ledger_lock, error) from error
 

@@ -88,6 +88,32 @@ def test_what_root_repairs_belongs_to_the_user_of_the_state_folder(state: StateF
     assert {path.stat().st_uid for path in (state.root, *state.root.rglob("*"))} == {OTHER_USER}
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may give files away")
+@pytest.mark.parametrize("fails", ["at work", "refused"])
+def test_what_root_made_before_a_repair_failed_belongs_to_the_user_of_the_state_folder(
+    state: StateFolder, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    def refuse(*_: object) -> bool:
+        return False
+
+    def repair(folder: StateFolder) -> None:
+        (folder.root / "half").touch()
+        raise StorageError("no space left on device")
+
+    for path in (state.root, *state.root.rglob("*")):
+        os.chown(path, OTHER_USER, OTHER_USER)
+    for lock in (state.lock, state.ledger_lock):
+        lock.unlink(missing_ok=True)
+    if fails == "refused":
+        monkeypatch.setattr("jobs.storage.hold._is_locked", refuse)
+    else:
+        monkeypatch.setattr("harvester.cli.server.repair.repair_folder", repair)
+    code, output = run(state, "repair")
+    assert code == 1, output
+    assert state.ledger_lock.exists()
+    assert {path.stat().st_uid for path in state.root.rglob("*")} == {OTHER_USER}
+
+
 def test_a_lost_ledger_is_named_made_again_and_reported(state: StateFolder) -> None:
     state.ledger.write_bytes(b"damaged" * 2000)
     code, output = run(state, "sql", "select id, rows_ok from jobs")

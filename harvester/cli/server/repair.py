@@ -42,10 +42,12 @@ def repair(
     keep_private()
     folder.prepare()
     with repairing(folder):
-        if storage is not None:
-            settle_storage(folder, storage, may_adopt=True)
-        report = repair_folder(known_folder(folder.root))
-    folder.give_to_owner()
+        try:
+            if storage is not None:
+                settle_storage(folder, storage, may_adopt=True)
+            report = repair_folder(known_folder(folder.root))
+        finally:
+            folder.give_to_owner()
     if here.json:
         here.print_json({"state": str(folder.root), **asdict(report)})
     else:
