@@ -8,26 +8,29 @@ import stat
 
 import pytest
 
+from bench.harness.servers.jobs_server import serving
+from harvester.cli.server import key
 from harvester.core import Role
 from harvester.serve.access.keys import KeyRing
+from jobs.access.handle import make_key
 from jobs.storage.folder import StateFolder
 from jobs.storage.place import settle_storage
 
 
 def test_a_key_is_made_shown_once_and_known_to_the_server(cli, state):
     made = cli("key", "add", "ann", "--role", "chat", "--limit", "requests_per_minute=60")
-    key = made.output.splitlines()[0]
+    shown = made.output.splitlines()[0]
     path = StateFolder(state).keys
-    assert key.startswith("hk_")
-    assert key not in path.read_text()
+    assert shown.startswith("hk_")
+    assert shown not in path.read_text()
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    found = KeyRing(path=path).identify(key)
+    found = KeyRing(path=path).identify(shown)
     assert found is not None
     assert (found.name, found.roles, found.limits.requests_per_minute) == ("ann", {Role.CHAT}, 60)
     listed = cli("key", "list").output
     assert "ann" in listed
     assert "requests_per_minute=60" in listed
-    assert key not in listed
+    assert shown not in listed
 
 
 def test_a_server_begins_in_the_folder_of_its_first_key(cli, state):
@@ -70,12 +73,12 @@ def test_with_a_storage_a_revoked_key_is_said_to_last_until_the_processes_look_a
 
 
 def test_a_revoked_key_is_refused_and_the_server_stays_closed(cli, state):
-    key = cli("key", "add", "ann").output.splitlines()[0]
+    shown = cli("key", "add", "ann").output.splitlines()[0]
     ring = KeyRing(path=StateFolder(state).keys)
     cli("key", "add", "bob")
     assert cli("key", "revoke", "bob").output == "Revoked key bob: it is refused from now on\n"
     assert "there is no other, and keys are still asked for" in cli("key", "revoke", "ann").output
-    assert ring.identify(key) is None
+    assert ring.identify(shown) is None
     assert ring.asks_for_key()
 
 
@@ -135,9 +138,67 @@ def test_a_key_that_the_server_may_not_see_is_made_with_a_warning(cli, server, d
     made = cli("key", "add", "ann")
     assert KeyRing(path=default.keys).identify(made.stdout.splitlines()[0]) is not None
     assert made.stderr == (
-        f"warning: the server at {server.url} uses state folder {server.state}, not on this machine or of another user: "
-        f"it does not see keys of {default.root}\n"
+        f"warning: the server at {server.url} uses state folder {server.state}, on another machine or of another user: it may not see "
+        f"keys of {default.root} here; run this on its machine as its user, or name the folder with --state\n"
     )
+
+
+@pytest.mark.parametrize("name", ["own/harvester", "served"], ids=["our own", "another of ours"])
+def test_a_folder_that_only_has_the_path_of_the_servers_is_not_taken_for_it(cli, default, tmp_path, monkeypatch, name):
+    """Two machines with the same user and the same folders."""
+    ours = StateFolder(tmp_path / name)
+    for folder in (ours, default):
+        folder.prepare()
+    make_key(ours)
+    with serving(tmp_path / "there" / "state", told_state=ours.root) as elsewhere:
+        monkeypatch.setenv("HARVESTER_URL", elsewhere.url)
+        made, revoked = cli("key", "add", "ann"), cli("key", "revoke", "ann")
+    assert made.stderr.startswith(f"warning: the server at {elsewhere.url} uses state folder {ours.root}, on another machine or of")
+    assert revoked.stdout.startswith(f"Revoked key ann: it is refused from now on by servers of {default.root};")
+    assert ours.root == default.root or not ours.keys.exists()
+
+
+def test_a_server_that_sees_this_users_folder_gets_the_key(cli, default, tmp_path, monkeypatch):
+    with serving(tmp_path / "served") as server:
+        monkeypatch.setenv("HARVESTER_URL", server.url)
+        assert (
+            cli("key", "add", "ann").stderr == f"The server at {server.url} uses state folder {server.folder.root}: so does this command\n"
+        )
+        assert cli("key", "revoke", "ann").stdout.startswith("Revoked key ann: it is refused from now on; there is no other")
+
+
+@pytest.mark.parametrize("is_local", [True, False])
+def test_a_server_of_an_earlier_version_that_does_not_say_what_it_sees_must_be_of_this_machine(
+    cli, server, default, tmp_path, monkeypatch, is_local
+):
+    theirs = StateFolder(tmp_path / "served")
+    theirs.prepare()
+    server.state = str(theirs.root)
+    monkeypatch.setattr(key, "is_loopback", lambda host: is_local)
+    cli("key", "add", "ann")
+    assert (theirs.keys.exists(), default.keys.exists()) == (is_local, not is_local)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may give files away")
+def test_no_key_goes_to_a_folder_of_another_user_that_only_a_server_names(cli, server, default, tmp_path):
+    """Anyone may listen on a port and name a folder."""
+    theirs = StateFolder(tmp_path / "served")
+    theirs.prepare()
+    os.chown(theirs.root, 65534, 65534)
+    server.state = str(theirs.root)
+    server.answers["/api/sources/seen"] = 200, {"is_user": True, "is_seen": True}
+    assert "or of another user" in cli("key", "add", "ann").stderr
+    assert (theirs.keys.exists(), default.keys.exists()) == (False, True)
+
+
+def test_a_server_at_a_url_is_not_the_one_that_runs_here_on_the_own_folder(cli, server, default, tmp_path, monkeypatch):
+    default.prepare()
+    server.state = str(tmp_path / "elsewhere")
+    monkeypatch.setenv("HARVESTER_URL", server.url)
+    with default.locked():
+        assert "uses state folder" in cli("key", "add", "ann").stderr
+        default.server.write_text(json.dumps({"url": server.url}))
+        assert cli("key", "add", "bob").stderr == ""
 
 
 def test_a_server_that_asks_for_a_key_may_use_another_folder(cli, server, default):

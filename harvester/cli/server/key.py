@@ -9,16 +9,19 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 import typer
 from pydantic import ValidationError
 
-from harvester.cli.invocation import Invocation, command
+from harvester.cli.client import Client, ServerInfo
+from harvester.cli.invocation import Invocation, command, server_file
 from harvester.cli.job.deadline import parse_deadline
 from harvester.cli.table import render
 from harvester.core import Role
-from harvester.errors import KeyRefusedError, UsageError
+from harvester.errors import HarvesterError, KeyRefusedError, UsageError
 from harvester.serve.access.keys import KeyFile, KeyRecord
+from harvester.serve.access.origin import is_loopback
 from jobs.access.limits import Limits
 from jobs.storage.folder import StateFolder
 from jobs.storage.place import KEYS_S, known_folder
@@ -54,7 +57,8 @@ def key(
         harvester key list
         harvester key revoke ann
     """
-    folder = known_folder(_state_dir(here))
+    root, is_its = _state_dir(here)
+    folder = known_folder(root)
     keys = KeyFile(folder.keys, mirror=folder.mirror)
     if action is Action.LIST:
         _list(here, keys)
@@ -66,7 +70,8 @@ def key(
         keys.revoke(name)
         last = "" if keys.read().keys else "; there is no other, and keys are still asked for: make one with harvester key add NAME"
         when = "from now on" if folder.mirror is None else f"within {KEYS_S:.0f} s, by every process that reaches the storage"
-        _say(here, f"Revoked key {name}: it is refused {when}{last}", name=name, revoked=True)
+        whose = "" if is_its else f" by servers of {root}"
+        _say(here, f"Revoked key {name}: it is refused {when}{whose}{last}", name=name, revoked=True)
     else:
         roles = tuple(dict.fromkeys(role or (Role.CHAT, Role.BATCH)))
         expires_at_s = None if expires is None else parse_deadline(expires, time.time(), "--expires")
@@ -75,11 +80,14 @@ def key(
         _say(here, f"{text}, or set HARVESTER_API_KEY.", name=name, key=made, roles=roles, expires_at_s=expires_at_s)
 
 
-def _state_dir(here: Invocation) -> Path:
-    """The state folder: as given, else that of the server that answers, if it is on this machine. Says where the two may differ."""
+def _state_dir(here: Invocation) -> tuple[Path, bool]:
+    """The state folder: as given, else that of the server that answers, if it is this user's on this machine.
+
+    And whether that is sure: False where a server answers that may use another folder, which is said on stderr.
+    """
     own = here.state_dir
-    if here.state_given or StateFolder(own).is_served():
-        return own
+    if here.state_given or _is_served_here(here, own):
+        return own, True
     try:
         found = here.try_reach()
     except KeyRefusedError:
@@ -87,22 +95,47 @@ def _state_dir(here: Invocation) -> Path:
             f"warning: the server at {here.url} asks for a key and does not say which state folder it uses; if that is not {own}, "
             "name it with --state"
         )
-        return own
+        return own, False
     if found is None:
-        return own
+        return own, True
     client, info = found
-    client.close()
-    theirs = Path(info.state)
-    if theirs == own:
-        return own
-    if not os.access(theirs / "VERSION", os.R_OK | os.W_OK):
+    with client:
+        theirs = _its_folder(client, info)
+    if theirs is None:
         _tell(
-            f"warning: the server at {here.url} uses state folder {theirs}, not on this machine or of another user: "
-            f"it does not see keys of {own}"
+            f"warning: the server at {here.url} uses state folder {info.state}, on another machine or of another user: it may not see keys "
+            f"of {own} here; run this on its machine as its user, or name the folder with --state"
         )
-        return own
+        return own, False
+    if theirs == own.resolve():
+        return own, True
     _tell(f"The server at {here.url} uses state folder {theirs}: so does this command")
-    return theirs
+    return theirs, True
+
+
+def _is_served_here(here: Invocation, own: Path) -> bool:
+    """Whether the server that is asked is that of this user's own folder, by what lies there."""
+    is_asked = here.url_given in (None, server_file(own).get("url"))
+    return is_asked and StateFolder(own).is_served()
+
+
+def _its_folder(client: Client, info: ServerInfo) -> Path | None:
+    """The server's state folder, without links. None unless it sees the same folder, and it is this user's.
+
+    Anyone may listen on a port and name any folder, so one of another user is used only where `--state` names it.
+    """
+    try:
+        theirs = Path(info.state).resolve()
+        version = theirs / "VERSION"
+        is_own = {theirs.stat().st_uid, version.stat().st_uid} == {os.geteuid()} and os.access(version, os.R_OK | os.W_OK)
+        return theirs if is_own and client.sees(version) and (_is_near(client) or client.is_user() is not None) else None
+    except (OSError, ValueError, RuntimeError, HarvesterError):  # RuntimeError: links in a circle
+        return None
+
+
+def _is_near(client: Client) -> bool:
+    """Whether the URL is of this machine. A server of an earlier version does not say which files it sees."""
+    return is_loopback(urlsplit(client.url).hostname or "")
 
 
 def _tell(line: str) -> None:
