@@ -73,18 +73,24 @@ class Supervisor:
         process, ours = self._start()
         failure: HarvesterError | str | None = None
         asked, patience_s = 0, float("inf")
-        while failure is None and time.monotonic() < patience_s:
-            try:
-                failure = self._told(ours)
-            except (EOFError, OSError):  # it has ended, maybe within a message
-                break
-            if stop.is_set() + hurry.is_set() > asked:
-                asked += 1
-                process.terminate()
-                patience_s = time.monotonic() + STOP_MARGIN_S + (self._deployment.config.drain_s if asked == 1 else 0.0)
-                if asked == 1:
-                    self._on_event("stopping", {})
-        _end(process)
+        try:
+            while failure is None and time.monotonic() < patience_s:
+                try:
+                    told = ours.recv() if ours.poll(POLL_S) else None
+                except (EOFError, OSError):  # it has ended, maybe within a message
+                    break
+                failure = None if told is None else self._told(*told)
+                if stop.is_set() + hurry.is_set() > asked:
+                    asked += 1
+                    process.terminate()
+                    patience_s = time.monotonic() + STOP_MARGIN_S + (self._deployment.config.drain_s if asked == 1 else 0.0)
+                    if asked == 1:
+                        self._on_event("stopping", {})
+        except BaseException:  # of who is told: the server ends
+            process.kill()
+            raise
+        finally:
+            _end(process)
         return failure or "the process that runs the cluster has died"
 
     def _start(self) -> tuple[BaseProcess, Connection]:
@@ -97,11 +103,8 @@ class Supervisor:
         its.close()
         return process, ours
 
-    def _told(self, ours: Connection) -> HarvesterError | str | None:
+    def _told(self, kind: str, given: Any) -> HarvesterError | str | None:
         """Handle a message of the session. Returns why it ends, if it says so."""
-        if not ours.poll(POLL_S):
-            return None
-        kind, given = ours.recv()
         match kind:
             case "ready":
                 self._was_ready = True

@@ -5,11 +5,13 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, TextIO
 
 import psutil
 import pytest
@@ -19,7 +21,7 @@ from jobs.storage.folder import StateFolder
 
 URL = "http://127.0.0.1:8000"
 STARTING = {"model": "tiny", "note": "embedded, for trying things out", "state": "/s", "url": URL, "engine": "cpu, small"}
-EVENTS = [
+EVENTS: list[tuple[str, dict[str, Any]]] = [
     ("starting", STARTING),
     ("warning", {"message": "one CPU only"}),
     ("ready", {"url": URL, "model": "tiny", "seconds": 31.2}),
@@ -95,6 +97,38 @@ def test_json_prints_an_object_a_line_for_each_event(cli, runs):
     lines = [json.loads(line) for line in cli("serve", "--json").stdout.splitlines()]
     assert [line["event"] for line in lines] == [kind for kind, _ in EVENTS]
     assert lines[2]["url"] == "http://127.0.0.1:8000"
+
+
+@pytest.fixture
+def unread(monkeypatch: pytest.MonkeyPatch) -> TextIO:
+    """Standard output whose reader has left."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    output = open(writing, "w", encoding="utf-8")  # noqa: PTH123, SIM115
+    monkeypatch.setattr(sys, "stdout", output)
+    return output
+
+
+def test_a_server_whose_output_nobody_reads_any_more_serves_on(unread):
+    """As in `harvester serve | grep -m1 Ready`."""
+    tell = serve_commands.unharmed(serve_commands.Announcer(is_embedded=True))
+    for kind, fields in EVENTS:
+        tell(kind, fields)
+    unread.close()  # as at the end of the program: nothing is left to write
+
+
+def test_output_that_finds_no_room_comes_with_the_next_event():
+    told, faults = [], [OSError(28, "No space left on device")]
+
+    def on_event(kind: str, fields: dict) -> None:
+        told.append(kind)
+        if faults:
+            raise faults.pop()
+
+    tell = serve_commands.unharmed(on_event)
+    for kind, fields in EVENTS:
+        tell(kind, fields)
+    assert told == [kind for kind, _ in EVENTS]
 
 
 def test_without_an_engine_serve_says_what_to_install(cli, monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import struct
@@ -156,3 +157,21 @@ def test_a_full_disk_is_told_in_one_line(world: World) -> None:
 
     with pytest.raises(StorageError, match="No space left on device; free space there"):
         world.run(session)
+
+
+def test_a_message_that_cannot_be_passed_on_ends_the_server_and_starts_no_other(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def session(told: Connection, life: int) -> None:
+        told.send(("ready", None))
+        rest()
+
+    def on_ready(seconds: float) -> None:
+        world.ready += 1
+        if world.ready == 2:
+            world.stop.set()
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(world, "_on_ready", on_ready)
+    with pytest.raises(OSError, match="No space left"):
+        world.run(session)
+    assert (world.ready, world.lives) == (1, 1)
+    assert not multiprocessing.active_children()

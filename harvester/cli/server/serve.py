@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import signal
 import socket
 import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
 import psutil
 import typer
@@ -53,7 +54,7 @@ def serve(
         values = values.model_copy(update={"access": values.access.model_copy(update={"no_keys": True})})
     require_engine("ray", "vllm")
     server = importlib.import_module("harvester.serve.server")
-    server.run(values, here.state_dir, _json_events(here) if here.json else Announcer(values.model is None))
+    server.run(values, here.state_dir, unharmed(_json_events(here) if here.json else Announcer(values.model is None)))
 
 
 @command(app)
@@ -153,6 +154,31 @@ def require_engine(*modules: str) -> None:
 
 def _json_events(here: Invocation) -> Callable[[str, dict[str, Any]], None]:
     return lambda kind, fields: here.print_json({"event": kind, **fields})
+
+
+def unharmed(on_event: Callable[[str, dict[str, Any]], None]) -> Callable[[str, dict[str, Any]], None]:
+    """``on_event``, whose output may fail without ending a server: its reader has left (`| grep -m1 Ready`), or its disk is full."""
+
+    def tell(kind: str, fields: dict[str, Any]) -> None:
+        try:
+            on_event(kind, fields)
+        except BrokenPipeError:
+            for stream in (sys.stdout, sys.stderr):
+                _leave_closed(stream)
+        except OSError:
+            pass  # what is still in the buffer comes with the next event
+
+    return tell
+
+
+def _leave_closed(stream: TextIO) -> None:
+    """Drop what is written to a stream whose reader has left, from here on."""
+    try:
+        stream.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    except OSError:
+        pass  # a full disk
 
 
 class Announcer:
