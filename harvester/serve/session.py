@@ -79,7 +79,11 @@ def _serve(
 
     from harvester.serve.cluster import Cluster
     from harvester.serve.deployments.replica import replica_app
+    from harvester.serve.machine.joined import await_head
 
+    await_head(deployment.config.address, stop.is_set, lambda what: told.send(("waiting", what)))
+    if stop.is_set():
+        return
     chat_app = deployment.chat_app or partial(replica_app, cpu=deployment.cpu)
     with Cluster(deployment, chat_app, hurry) as cluster:
         listen()  # again, because Ray has installed its own handlers

@@ -403,6 +403,40 @@ def test_a_cluster_that_cannot_be_joined_is_told_on_one_line(
     assert "\n" not in str(told.value)
 
 
+HEAD = "10.0.0.1:6379"
+
+
+@pytest.mark.parametrize(
+    ("address", "faults", "stop_at", "tries", "told"),
+    [
+        (HEAD, 0, None, 1, []),
+        (HEAD, 90, None, 91, [f"the head of the Ray cluster at {HEAD}"]),
+        (HEAD, 1000, 3, 3, [f"the head of the Ray cluster at {HEAD}"]),
+        (HEAD, 1000, None, 120, [f"the head of the Ray cluster at {HEAD}"]),
+        ("auto", 1000, None, 0, []),
+        (None, 1000, None, 0, []),
+    ],
+    ids=["there at once", "late, as beside a head that starts too", "told to stop", "never there", "found by Ray itself", "of our own"],
+)
+def test_a_server_waits_two_minutes_for_the_head_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, address: str | None, faults: int, stop_at: int | None, tries: int, told: list[str]
+) -> None:
+    """Each try takes a second here."""
+    seen: list[str] = []
+    said: list[str] = []
+
+    def connect(at: tuple[str, int], timeout: float) -> Any:
+        seen.append(f"{at[0]}:{at[1]}")
+        if len(seen) <= faults:
+            raise ConnectionRefusedError(111, "Connection refused")
+        return SimpleNamespace(close=lambda: None)
+
+    monkeypatch.setattr("socket.create_connection", connect)
+    monkeypatch.setattr(joined, "time", SimpleNamespace(monotonic=lambda: float(len(seen)), sleep=lambda seconds: None))
+    joined.await_head(address, lambda: len(seen) == stop_at, said.append)
+    assert (seen, said) == ([HEAD] * tries, told)
+
+
 def test_a_stop_whose_cluster_is_not_there_says_so_without_a_traceback(tmp_path: Path) -> None:
     folder = StateFolder(tmp_path)
     folder.prepare()

@@ -26,6 +26,8 @@ _SERVE = "serve"  # Ray namespace of Serve's actors
 _PROXY = "SERVE_PROXY_ACTOR"
 _OF_HAPROXY = "get_target_groups"  # a method that only HAProxy's manager has
 HEAD_S = 10.0  # for the head to accept a connection: Ray itself would wait for minutes
+START_S = 120.0  # for the head of a server that starts with it, as beside a head of KubeRay's
+ANSWER_S = 2.0
 LOOK_S = 0.2
 _VERSIONS = re.compile(r"Ray: (\S+)\s+Python: (\S+)")
 _for_life = ExitStack()
@@ -51,19 +53,38 @@ def join(address: str, **options: Any) -> None:
         raise EngineError(f"the Ray cluster at {address} runs {there}, this machine {here}; install the cluster's versions here") from error
 
 
+def await_head(address: str | None, is_over: Callable[[], bool], tell: Callable[[str], None]) -> None:
+    """Wait until the head accepts a connection, ``is_over()``, or `START_S` have passed: `join` then says what is wrong.
+
+    ``address``: None or ``auto`` is not waited for. ``tell`` receives what is waited for, if it is not there at once.
+    """
+    if address in (None, "auto"):
+        return
+    end_s, is_told = time.monotonic() + START_S, False
+    while not is_over() and _fault(address, ANSWER_S) is not None and time.monotonic() < end_s:
+        if not is_told:
+            tell(f"the head of the Ray cluster at {address}")
+            is_told = True
+        time.sleep(LOOK_S)
+
+
 def _meet(address: str) -> None:
     """Wait until somebody accepts a connection at ``address``. Raises `ConnectionError` after `HEAD_S`."""
-    host, _, port = address.rpartition(":")
     end_s = time.monotonic() + HEAD_S
-    while True:
-        try:
-            socket.create_connection((host.strip("[]"), int(port)), timeout=HEAD_S).close()
-        except OSError as error:
-            if time.monotonic() > end_s:
-                raise ConnectionError(str(error)) from error
-            time.sleep(LOOK_S)
-        else:
-            return
+    while (fault := _fault(address, HEAD_S)) is not None:
+        if time.monotonic() > end_s:
+            raise ConnectionError(str(fault)) from fault
+        time.sleep(LOOK_S)
+
+
+def _fault(address: str, timeout_s: float) -> OSError | None:
+    """Why nobody accepts a connection at ``address``; None: somebody does."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s).close()
+    except OSError as error:
+        return error
+    return None
 
 
 def ingress_there() -> Literal["haproxy", "proxy"] | None:
