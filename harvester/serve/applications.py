@@ -119,7 +119,7 @@ def leave(ledger: str, wait_s: float, hurry: threading.Event) -> list[str]:
     """End the applications and the ledger of a joined cluster, unless they belong to another state folder; the cluster stays.
 
     Waits up to ``wait_s`` or until ``hurry`` is set. Returns the names of those that still end: Serve goes on with that by itself, but
-    keeps its ports until this is called again.
+    keeps its ports until this is called again. So does the ledger, which the chats that go on tell their usage.
     """
     ending: list[str] = []
     with suppress(RayServeException, RayError):  # where Serve is not there
@@ -134,6 +134,7 @@ def leave(ledger: str, wait_s: float, hurry: threading.Event) -> list[str]:
         ending = sorted(left & set(names))
         if not left:  # with a chat open, Serve would end for long, and silently ignore what another server deploys meanwhile
             serve.shutdown()
-    with suppress(ValueError):
-        ray.kill(ray.get_actor(ledger, namespace=NAMESPACE))
+    if not ending:
+        with suppress(ValueError):
+            ray.kill(ray.get_actor(ledger, namespace=NAMESPACE))
     return ending

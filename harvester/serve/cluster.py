@@ -38,7 +38,7 @@ from harvester.serve.applications import (
     running_replicas,
     tell_of_tries,
 )
-from harvester.serve.deployments.actor import NAMESPACE, ledger_name, ledgers, start_ledger
+from harvester.serve.deployments.actor import NAMESPACE, end_other_ledgers, ledger_name, ledgers, start_ledger
 from harvester.serve.deployments.jobs_app import jobs_app
 from harvester.serve.deployments.openai_app import PREFIXES as OPENAI_PREFIXES
 from harvester.serve.deployments.openai_app import openai_apps
@@ -140,6 +140,7 @@ class Cluster:
         """
         if self._config.address is not None:
             self._look_around()
+            end_other_ledgers(self._ledger)
             with publish(self._folder.cluster) as file:
                 file.write(f"{self._config.address}\n".encode())
         place, options = ledger_place(self._folder), ledger_options(self._config)

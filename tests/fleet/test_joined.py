@@ -215,7 +215,9 @@ def test_a_stop_that_does_not_wait_for_a_chat_cuts_none_and_the_next_one_ends_se
     server.stop()  # the second signal
     assert (server.state / "cluster").exists()
     assert whole([stream]) == [True]
+    assert server.find("ledger"), "the stream's usage has gone there"
     done = server.harvester("stop")
+    wait_until(lambda: not server.find("ledger"), "the ledger to go")
     assert (done.returncode, "stopped the applications" in done.stdout) == (0, True), done.stderr
     assert (_ingress(server.head), (server.state / "cluster").exists()) == (set(), False)
     server.start()

@@ -29,6 +29,7 @@ with warnings.catch_warnings():
 
     from harvester.serve import applications, cluster, server
     from harvester.serve.applications import are_anothers, has_failed, is_answering, leave
+    from harvester.serve.deployments import actor
     from harvester.serve.deployments.replica import replica_app
     from harvester.serve.deployments.version import attempt_at
     from harvester.serve.machine import joined, nodes
@@ -138,7 +139,8 @@ def test_a_chat_that_does_not_end_keeps_nothing_else_from_ending(monkeypatch: py
         hurry.set()
     assert leave(OWN, 3600.0 if is_hurried else 0.0, hurry) == ["chat"]
     assert sorted(played.deleted) == [("chat", False), ("jobs", False)]
-    assert (played.running, played.killed, played.is_shut) == ({"chat"}, [OWN], False)
+    assert (played.running, played.is_shut) == ({"chat"}, False)
+    assert played.killed == [], "the ledger counts the usage of the chat that goes on"
 
 
 def test_what_a_hurried_stop_left_is_ended_by_the_next_one_with_serve(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,7 +148,19 @@ def test_what_a_hurried_stop_left_is_ended_by_the_next_one_with_serve(monkeypatc
     hurry.set()
     assert (leave(OWN, 3600.0, hurry), played.is_shut) == (["chat", "jobs"], False)
     played.running.clear()  # Serve has ended them since
-    assert (leave(OWN, 0.0, threading.Event()), played.is_shut) == ([], True)
+    assert played.killed == []
+    assert (leave(OWN, 0.0, threading.Event()), played.is_shut, played.killed) == ([], True, [OWN])
+
+
+def test_a_ledger_that_another_server_left_for_its_chats_ends_before_ours_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a later stop on its state folder would take our applications for its own."""
+    joined = joined_cluster(tmp_path)
+    played = Played(monkeypatch, [])
+    monkeypatch.setattr(actor, "ledgers", lambda: ["ledger-other", joined._ledger])
+    monkeypatch.setattr(cluster, "token_warning", lambda *given: None)
+    monkeypatch.setattr(cluster, "head_node", lambda: "head")
+    deployed(joined, monkeypatch)
+    assert played.killed == ["ledger-other"]
 
 
 def test_serve_stays_for_an_application_that_is_not_ours(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -346,6 +360,7 @@ def test_a_joined_cluster_that_asks_for_no_token_is_warned_of(
         monkeypatch.setenv("RAY_AUTH_MODE", ours)
     monkeypatch.setattr(nodes, "_on", lambda ids, work: theirs)
     monkeypatch.setattr(cluster, "head_node", lambda: "head")
+    monkeypatch.setattr(actor, "ledgers", list)
     told = deployed(joined_cluster(tmp_path), monkeypatch)
     warnings_told = [what for kind, what in told if kind == "warning"]
     assert len(warnings_told) == warns

@@ -53,6 +53,17 @@ def has_ledger(name: str) -> bool:
     return False
 
 
+def end_other_ledgers(own: str) -> None:
+    """End what a stop of another state folder's server has left for its chats. Call it where no application of another server runs.
+
+    With two ledgers nobody could say whose the applications are.
+    """
+    for name in ledgers():
+        if name != own:
+            with suppress(ValueError):  # it has gone
+                ray.kill(ray.get_actor(name, namespace=NAMESPACE))
+
+
 def start_ledger(
     name: str,
     state: Path,
