@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from harvester.cli.server import verify as command
+from harvester.errors import ConfigError
 from jobs.storage.folder import StateFolder
 
 RIGHT = [
@@ -121,3 +122,42 @@ def test_the_variables_of_one_model_are_not_those_of_the_next(
     monkeypatch.setattr(whole, "subject_of", subject_of)
     assert cli("verify", "--config", str(config)).exit_code == 0
     assert seen == [[], []]
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "verified"),
+    [
+        ("model: org/big\nserved_model_name: fast\n", "fast", "org/big"),
+        ("model: org/big\n", "org/big", "org/big"),
+        ("model: /models/big\n", "big", "/models/big"),
+        ("model: org/big\nserved_model_name: fast\n", "org/other", "org/other"),
+    ],
+    ids=["as it is served", "as it is loaded", "a folder's name", "another one"],
+)
+def test_the_first_model_of_a_configuration_is_known_by_its_name(
+    cli: Any, engines: list[Any], tmp_path: Path, text: str, name: str, verified: str
+) -> None:
+    config = tmp_path / "harvester.yaml"
+    config.write_text(text)
+    result = cli("verify", "--config", str(config), "--model", name)
+    assert result.exit_code == 0, result.output
+    assert engines[1] == verified
+
+
+def test_a_model_that_cannot_be_verified_keeps_no_other_from_it(
+    cli: Any, engines: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tmp_path / "harvester.yaml"
+    config.write_text(MODELS)
+
+    def subject_of(config: Any) -> Any:
+        if config.model == "org/big":
+            raise ConfigError("there is no model org/big; give another")
+        return config.model
+
+    monkeypatch.setattr(sys.modules["harvester.engine.verify.whole"], "subject_of", subject_of)
+    result = cli("verify", "--config", str(config))
+    assert (result.exit_code, engines[1]) == (1, "org/small")
+    assert result.stderr.endswith("error: there is no model org/big; give another\n")
+    alone = cli("verify", "--config", str(config), "--model", "org/big")
+    assert (alone.exit_code, alone.stderr) == (2, "error: there is no model org/big; give another\n")

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Annotated, Any
 
 import typer
@@ -15,6 +16,7 @@ import typer
 from harvester.cli.invocation import Invocation, command
 from harvester.cli.server.serve import require_engine
 from harvester.config import ServeConfig, load_config
+from harvester.engine.launch.models import choose_model
 from harvester.engine.vllm import surface
 from harvester.errors import HarvesterError
 from jobs.storage.folder import StateFolder
@@ -50,19 +52,32 @@ def verify(
     whole = importlib.import_module("harvester.engine.verify.whole")
     failures = []
     for name, values in asked.items():
-        log = _log(here, name)
-        with _own_environment():
-            found = whole.verify(whole.subject_of(values), log, lambda line: print(line, file=sys.stderr, flush=True), here.state_dir)
-        if here.json:
-            here.print_json(found)
-        else:
-            print(*_lines(found), sep="\n")
-        if not found["ok"]:
-            wrong = [part["part"] for part in found["parts"] if part["ok"] is False]
-            told = f"wrong on this machine: {', '.join(wrong)}" if wrong else "nothing could be told on this machine"
-            failures.append(f"{f'model {name}: ' if name else ''}{told}; the engines' log is {log}")
+        try:
+            fault = _verify(here, whole, name, values)
+        except HarvesterError as error:
+            if len(asked) == 1:
+                raise
+            fault = error.message
+        if fault is not None:
+            failures.append(f"{f'model {name}: ' if name else ''}{fault}")
     if failures:
         raise HarvesterError("; ".join(failures))
+
+
+def _verify(here: Invocation, whole: ModuleType, name: str | None, values: ServeConfig) -> str | None:
+    """Verify one model and print what is found. Returns what is wrong. Raises `HarvesterError` if it cannot be verified."""
+    log = _log(here, name)
+    with _own_environment():
+        found = whole.verify(whole.subject_of(values), log, lambda line: print(line, file=sys.stderr, flush=True), here.state_dir)
+    if here.json:
+        here.print_json(found)
+    else:
+        print(*_lines(found), sep="\n")
+    if found["ok"]:
+        return None
+    wrong = [part["part"] for part in found["parts"] if part["ok"] is False]
+    told = f"wrong on this machine: {', '.join(wrong)}" if wrong else "nothing could be told on this machine"
+    return f"{told}; the engines' log is {log}"
 
 
 def _asked(path: Path | None, model: str | None) -> dict[str | None, ServeConfig]:
@@ -71,7 +86,8 @@ def _asked(path: Path | None, model: str | None) -> dict[str | None, ServeConfig
     if model in values.models:
         return {model: values.of(model)}
     if model is not None:
-        return {None: load_config(path, {"model": model})}
+        first = choose_model(values.model, values.served_model_name, elsewhere=True).name  # whether or not it is there
+        return {None: values if model == first else load_config(path, {"model": model})}
     return {None: values, **{name: values.of(name) for name in values.models}}
 
 
