@@ -24,6 +24,18 @@ def mark_of(state_dir: Path) -> str:
     return hashlib.sha256(str(state_dir.resolve()).encode()).hexdigest()[:12]
 
 
+def numbering() -> str | None:
+    """Names the numbering of processes that this one is in: of one start of a machine, or of a container. None: the system does not say.
+
+    A machine's name does not: it may change while a server runs, and another machine may have the same.
+    """
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
+    except (OSError, ValueError):
+        return None
+
+
 def marked(mark: str) -> Iterator[psutil.Process]:
     """This user's processes that carry the mark, except this one and its ancestors."""
     own = {os.getpid(), *(parent.pid for parent in psutil.Process().parents())}

@@ -28,7 +28,7 @@ from harvester.serve.environment import check_sleep, front_of, token_from
 from harvester.serve.machine.device import device_of
 from harvester.serve.machine.port import check_port
 from harvester.serve.notify import notify
-from harvester.serve.processes import mark_of, stop_marked
+from harvester.serve.processes import mark_of, numbering, stop_marked
 from harvester.serve.reach import url_here
 from harvester.serve.runtime import clear, held, runtime_folder
 from harvester.serve.session import Deployment, first_line
@@ -184,7 +184,8 @@ def _server_file(folder: StateFolder) -> Iterator[Callable[..., None]]:
 
     def tell(**more: Any) -> None:
         with publish(folder.server) as file:
-            file.write(json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "state": str(folder.root), **more}).encode() + b"\n")
+            here = {"pid": os.getpid(), "host": socket.gethostname(), "numbering": numbering(), "state": str(folder.root)}
+            file.write(json.dumps(here | more).encode() + b"\n")
 
     tell()
     try:

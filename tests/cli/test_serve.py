@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ import psutil
 import pytest
 
 from harvester.cli.server import serve as serve_commands
+from harvester.serve.processes import numbering
 from jobs.storage.folder import StateFolder
 
 URL = "http://127.0.0.1:8000"
@@ -208,7 +210,28 @@ def test_stop_leaves_a_process_with_the_number_of_a_server_on_another_machine(cl
     with folder.locked():
         result = cli("stop")
     assert (result.exit_code, process.poll()) == (1, None)
-    assert f"the server on {state} runs on another-machine; run harvester stop there" in result.stderr
+    assert f"the server on {state} runs on another-machine as process {process.pid}; run harvester stop there" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("host", "numbering", "is_here"),
+    [
+        ("as-it-was-called", numbering(), True),
+        (socket.gethostname(), "another start", False),
+        (socket.gethostname(), None, True),
+        ("as-it-was-called", None, False),
+    ],
+    ids=["it has another name now", "another one of this name", "its numbering unknown", "another of an earlier version"],
+)
+def test_stop_knows_its_machine_whatever_it_is_called(cli, state, child, host, numbering, is_here):
+    """A laptop gets another name from each network, and containers of one machine may share a name."""
+    process = child("/venv/bin/harvester", "serve")
+    folder = StateFolder(state)
+    folder.prepare()
+    note(state, process.pid, host=host, **({} if numbering is None else {"numbering": numbering}))
+    with folder.locked():
+        assert (cli("stop").exit_code == 0) is is_here
+    assert (process.poll() is not None) is is_here
 
 
 def name_cluster(folder: StateFolder) -> None:

@@ -20,6 +20,7 @@ from harvester.cli.invocation import Invocation, command, server_file
 from harvester.config import load_config
 from harvester.core import ENGINE_HINT
 from harvester.errors import EngineError, HarvesterError
+from harvester.serve.processes import numbering
 from jobs.storage.folder import StateFolder
 
 STOP_S = 30.0
@@ -132,9 +133,13 @@ def _server_process(state_dir: Path) -> psutil.Process | None:
 
 
 def _elsewhere(state_dir: Path) -> str | None:
-    """The other machine of which ``server.json`` names a process: several may see the folder."""
-    host = server_file(state_dir).get("host")
-    return host if isinstance(host, str) and host != socket.gethostname() else None
+    """The other machine, or container, of which ``server.json`` names a process: several may see the folder."""
+    told, own = server_file(state_dir), numbering()
+    host, there = told.get("host"), told.get("numbering")
+    if not isinstance(host, str):
+        return None
+    is_here = there == own if own is not None and isinstance(there, str) else host == socket.gethostname()
+    return None if is_here else f"{host} as process {told.get('pid')}"
 
 
 def _cluster(state_dir: Path) -> str | None:
