@@ -11,7 +11,7 @@ __version__ = "0.1.0"
 
 SOURCE = Path(__file__).resolve().parent.parent  # folder of our packages
 _PACKAGES = ("connectors", "harvester", "jobs")
-_SUFFIXES = (".py", ".sql", ".json", ".yaml")
+_SUFFIXES = (".py", ".sql", ".json", ".yaml", ".html", ".js", ".css")
 
 DISTRIBUTION = "harvester-llm"  # on the package index, where `harvester` is another project
 ENGINE_HINT = (

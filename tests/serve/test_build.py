@@ -30,7 +30,7 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     core.build.cache_clear()
 
 
-@pytest.mark.parametrize("name", ["harvester/core.py", "jobs/ledger.sql", "connectors/new.py"])
+@pytest.mark.parametrize("name", ["harvester/core.py", "jobs/ledger.sql", "connectors/new.py", "harvester/page.js"])
 def test_a_changed_source_is_deployed_again_and_verified_again(source: Path, name: str) -> None:
     before, profile = digest_of("x"), source / "profile.json"
     kept.write(profile, [])
