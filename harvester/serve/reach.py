@@ -64,7 +64,13 @@ class Reach:
 def unreached(ports: Mapping[str, Reach], is_over: Callable[[], bool]) -> list[str]:
     """Look at each of ``ports`` until it is whole, ``is_over()``, or `ELSEWHERE_S` have passed. Returns the names of those that are not."""
     end_s = time.monotonic() + ELSEWHERE_S
-    left = list(ports)
-    while (left := [name for name in left if not ports[name].is_whole()]) and not is_over() and time.monotonic() < end_s:
-        time.sleep(LOOK_S)
-    return left
+    left = dict(ports)
+    while left:
+        for name, port in list(left.items()):
+            if is_over() or time.monotonic() >= end_s:
+                return list(left)
+            if port.is_whole():
+                del left[name]
+        if left:
+            time.sleep(LOOK_S)
+    return []

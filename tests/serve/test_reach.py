@@ -6,6 +6,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -73,3 +75,19 @@ def test_other_machines_are_waited_for_until_their_ports_lead_to_every_applicati
 def test_a_machine_whose_port_stays_shut_is_named_and_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch, *, is_over: bool) -> None:
     monkeypatch.setattr(reach, "ELSEWHERE_S", 3600.0 if is_over else 0.0)
     assert unreached({"n1": Reach(HERE, free_port(), PATHS)}, lambda: is_over) == ["n1"]
+
+
+@pytest.mark.parametrize("is_stopped", [True, False], ids=["told to stop", "the time is over"])
+def test_many_machines_are_not_each_looked_at_once_the_wait_is_over(monkeypatch: pytest.MonkeyPatch, *, is_stopped: bool) -> None:
+    """A look at a machine that does not answer may take 5 s for each path."""
+    looks: list[int] = []
+    monkeypatch.setattr(reach, "ELSEWHERE_S", 3600.0 if is_stopped else 2.0)
+    monkeypatch.setattr(reach, "time", SimpleNamespace(monotonic=lambda: float(len(looks))))
+
+    def shut(number: int) -> Any:
+        return SimpleNamespace(is_whole=lambda: bool(looks.append(number)))
+
+    names = [f"n{number}" for number in range(50)]
+    ports = {name: shut(number) for number, name in enumerate(names)}
+    assert unreached(ports, lambda: is_stopped and len(looks) == 2) == names
+    assert looks == [0, 1]
