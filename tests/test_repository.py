@@ -91,6 +91,18 @@ def test_no_room_has_more_than_a_dozen_files_on_one_floor() -> None:
     assert {room: files for room, files in counts.items() if files > 12} == {}
 
 
+def test_no_two_test_files_of_one_run_have_the_same_name() -> None:
+    """Pytest could import but one of them. A run: a line of the Makefile that names folders of tests."""
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    local = re.search(r"LOCAL := \$\(addprefix tests/,(.*)\)", makefile)
+    assert local is not None
+    runs = [local[1].split(), *(found for line in makefile.splitlines() if (found := re.findall(r" tests/(\w+)", line)))]
+    assert len(runs) > 4
+    for folders in runs:
+        names = [path.name for folder in set(folders) for path in (ROOT / "tests" / folder).glob("test_*.py")]
+        assert sorted(set(names)) == sorted(names), folders
+
+
 def test_one_package_of_a_dozen_files_imports_vllm() -> None:
     asks = re.compile(r"^\s*(?:from|import) vllm\b", re.MULTILINE)
     modules = [path for package in ("harvester", "jobs", "connectors") for path in (ROOT / package).rglob("*.py")]
