@@ -19,11 +19,13 @@ from jobs.storage.folder import StateFolder
 log = logging.getLogger("harvester.storage")
 
 
-def hold_ledger(folder: StateFolder) -> int:
+def hold_ledger(folder: StateFolder) -> int | None:
     """Keep `repairing` away while the returned file descriptor is open, at most until the process ends. Several may.
 
-    Raises `StorageError` while a repair is at work.
+    None where the folder is not on this machine, as may be with a ledger in a database. Raises `StorageError` while a repair is at work.
     """
+    if not folder.root.is_dir():
+        return None
     file = _opened(folder)
     if not _is_locked(file, fcntl.LOCK_SH, folder):
         os.close(file)

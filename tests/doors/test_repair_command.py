@@ -57,6 +57,7 @@ def test_a_ledger_that_a_process_has_open_is_left_alone(state: StateFolder) -> N
     assert (code, state.ledger.read_bytes() == before) == (1, True)
     assert output.startswith(f"error: a process has the ledger of {state.root} open")
     assert "delete the RayService" in output
+    assert held is not None
     os.close(held)
     assert run(state, "repair")[0] == 0
 
@@ -76,7 +77,13 @@ def test_no_ledger_is_opened_while_it_is_repaired(state: StateFolder) -> None:
     with repairing(state), pytest.raises(StorageError, match=r"harvester repair is at work on .*; it ends by itself"):
         hold_ledger(state)
     for held in (hold_ledger(state), hold_ledger(state)):  # one that takes over may begin before the other has ended
+        assert held is not None
         os.close(held)
+
+
+def test_a_ledger_in_a_database_runs_on_a_machine_without_the_folder(tmp_path: Path) -> None:
+    assert hold_ledger(StateFolder(tmp_path / "none")) is None
+    assert not (tmp_path / "none").exists()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may give files away")
