@@ -90,8 +90,9 @@ async def keep_removing(ledger: LedgerJobs, folder: StateFolder, retention_days:
             await finish_removals(ledger, folder)
             if retention_days is not None:
                 await remove_old(ledger, folder, retention_days, time.time())
-            sources = [view.source for view in await ledger.jobs()]
-            await with_storage(Uploads(folder).sweep, sources, time.time())
+            uploads = Uploads(folder)
+            if await asyncio.to_thread(uploads.stale, time.time()):  # listing all jobs costs the ledger a lot
+                await with_storage(uploads.sweep, [view.source for view in await ledger.jobs()], time.time())
         except HarvesterError:  # the next hour tries again
             log.warning("old_jobs_kept", exc_info=True)
         await asyncio.sleep(EVERY_S)

@@ -124,12 +124,20 @@ class Uploads:
         if self._folder.mirror is not None:
             self._folder.mirror.remove_folder(folder)
 
-    def sweep(self, sources: Collection[str], now_s: float) -> None:
-        """Remove uploads that no job reads (``sources``) and that nobody wrote to or asked for in a day."""
+    def stale(self, now_s: float) -> list[Path]:
+        """Folders of the uploads that nobody wrote to or asked for in a day. Jobs may read them."""
+        found = []
         for folder in self._folder.uploads.glob("*/*"):
-            with suppress(OSError, StorageError):
-                newest_s = max(path.stat().st_mtime for path in (folder, *folder.rglob("*")))
-                if now_s - newest_s > KEPT_S and not any(source == str(folder) or source.startswith(f"{folder}/") for source in sources):
+            with suppress(OSError):
+                if now_s - max(path.stat().st_mtime for path in (folder, *folder.rglob("*"))) > KEPT_S:
+                    found.append(folder)
+        return found
+
+    def sweep(self, sources: Collection[str], now_s: float) -> None:
+        """Remove the uploads that are `stale` and that no job reads (``sources``)."""
+        for folder in self.stale(now_s):
+            if not any(source == str(folder) or source.startswith(f"{folder}/") for source in sources):
+                with suppress(StorageError):
                     self.forget(folder)
 
     def _own(self, upload_id: str, who: Identity) -> Path:
