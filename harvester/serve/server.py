@@ -56,10 +56,7 @@ def run(config: ServeConfig, state_dir: Path, on_event: OnEvent, chat_app: Any =
     stop, hurry = threading.Event(), threading.Event()
     with folder.locked(), _signals(stop, hurry), _server_file(folder) as tell:
         mark = mark_of(folder.root)
-        left = stop_marked(mark)
-        forget_scratch(mark)
-        if left:
-            on_event("warning", {"message": f"stopped {left} processes that an earlier server had left behind"})
+        _sweep(mark, on_event)
         for line in _ready(folder, config):
             on_event("warning", {"message": line})
         open_to = check_listening(config, folder.keys)
@@ -103,6 +100,14 @@ def run(config: ServeConfig, state_dir: Path, on_event: OnEvent, chat_app: Any =
             told = "applications are left in the Ray cluster, where open chats may end; harvester stop waits for them and ends the rest"
             on_event("warning", {"message": told})
         on_event("stopped", {})
+
+
+def _sweep(mark: str, on_event: OnEvent) -> None:
+    """End and remove what an earlier server of this state folder left behind."""
+    left = stop_marked(mark)
+    forget_scratch(mark)
+    if left:
+        on_event("warning", {"message": f"stopped {left} processes that an earlier server had left behind"})
 
 
 def _ready(folder: StateFolder, config: ServeConfig) -> list[str]:

@@ -102,20 +102,20 @@ def test_json_prints_an_object_a_line_for_each_event(cli, runs):
 
 
 @pytest.fixture
-def unread(monkeypatch: pytest.MonkeyPatch) -> TextIO:
-    """Standard output whose reader has left."""
+def unread() -> TextIO:
+    """An output whose reader has left."""
     reading, writing = os.pipe()
     os.close(reading)
-    output = open(writing, "w", encoding="utf-8")  # noqa: PTH123, SIM115
-    monkeypatch.setattr(sys, "stdout", output)
-    return output
+    return open(writing, "w", encoding="utf-8")  # noqa: PTH123
 
 
-def test_a_server_whose_output_nobody_reads_any_more_serves_on(unread):
+def test_a_server_whose_output_nobody_reads_any_more_serves_on(unread, monkeypatch):
     """As in `harvester serve | grep -m1 Ready`."""
+    monkeypatch.setattr(sys, "stdout", unread)  # here: pytest puts its own in place after the fixtures
     tell = serve_commands.unharmed(serve_commands.Announcer(is_embedded=True))
     for kind, fields in EVENTS:
         tell(kind, fields)
+    assert Path(f"/proc/self/fd/{unread.fileno()}").samefile(os.devnull), "what comes now is dropped"
     unread.close()  # as at the end of the program: nothing is left to write
 
 

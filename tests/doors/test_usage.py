@@ -254,7 +254,7 @@ async def test_a_process_that_ends_tells_all_though_the_ledger_fails_once(monkey
     assert book.heard[-1] == Spent(owner="ann", kind="chat", requests=1, prompt_tokens=1, output_tokens=1)
 
 
-async def test_a_process_ends_though_the_ledger_does_what_nobody_expects() -> None:
+async def test_a_process_ends_though_the_ledger_does_what_nobody_expects(caplog: pytest.LogCaptureFixture) -> None:
     class Broken(Book):
         async def spend(self, teller: str, number: int, spent: Sequence[Spent]) -> None:
             raise ZeroDivisionError
@@ -262,6 +262,7 @@ async def test_a_process_ends_though_the_ledger_does_what_nobody_expects() -> No
     meter = Meter(Quotas(ManualClock()), CollectorRegistry())
     meter.spent(ann(), 5, 7)
     await meter.tell_last(Broken())
+    assert [record.getMessage() for record in caplog.records] == ["usage_lost"]
 
 
 @pytest.mark.parametrize("is_away", [False, True], ids=["all told", "one report not confirmed"])
@@ -278,7 +279,9 @@ async def test_a_process_that_ends_tells_what_it_counted_since_its_last_report(i
     assert len(book.heard) == 2
 
 
-async def test_a_process_that_ends_does_not_wait_for_a_ledger_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_process_that_ends_does_not_wait_for_a_ledger_that_is_away(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     class Silent(Book):
         async def spend(self, teller: str, number: int, spent: Sequence[Spent]) -> None:
             await asyncio.Event().wait()
@@ -287,6 +290,7 @@ async def test_a_process_that_ends_does_not_wait_for_a_ledger_that_is_away(monke
     meter = Meter(Quotas(ManualClock()), CollectorRegistry())
     meter.spent(ann(), 5, 7)
     await meter.tell_last(Silent())
+    assert [record.getMessage() for record in caplog.records] == ["usage_lost the ledger does not answer"]
 
 
 def test_metrics_have_a_bounded_number_of_keys() -> None:

@@ -96,5 +96,5 @@ async def test_who_has_no_name_may_hold_all_threads(held: Held) -> None:
     asked = [asyncio.create_task(threads.run(None, held.work("nobody"))) for _ in range(3)]
     await until(lambda: len(held.begun) == 3)
     held.let_go.set()
-    await asyncio.gather(*asked)
+    assert await asyncio.gather(*asked) == ["nobody"] * 3
     await asyncio.to_thread(threads.shutdown)
