@@ -29,6 +29,7 @@ from jobs.access.limits import Limits
 from jobs.ledger.ledger import Ledger
 from jobs.spec import PartStats, Spent
 from jobs.testing import ManualClock, scripted_plan
+from tests.hang_up import charged
 
 HOUR_S = 3600.0
 
@@ -126,19 +127,7 @@ async def hung_up(held: Collector, counted: Callable[[Any], AsyncGenerator[Any, 
         await asyncio.Event().wait()
         yield outputs([1])[0]
 
-    async def ask() -> None:
-        async for _ in counted(answer()):
-            pass
-
-    heard: list[tuple[int, int]] = []
-    token = SPENT.set(lambda *tokens: heard.append(tokens))
-    asking = asyncio.create_task(ask())
-    SPENT.reset(token)
-    await began.wait()
-    asking.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await asking
-    return heard
+    return await charged(lambda: counted(answer()), began)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from harvester.engine.frontend.spending import SPENT
+from tests.hang_up import charged
 
 pytestmark = pytest.mark.engine
 
@@ -55,17 +55,6 @@ async def test_the_tokens_made_before_a_hang_up_are_told(monkeypatch: pytest.Mon
     llm.output_processor, llm.log_requests = processor, False
     llm.engine_core = SimpleNamespace(abort_requests_async=abort, shutdown=lambda timeout: None)
 
-    async def ask() -> None:
-        params = SamplingParams(n=choices, output_kind=RequestOutputKind.FINAL_ONLY, detokenize=False)
-        async for _ in llm.generate({"prompt_token_ids": [1, 2, 3]}, params, "chat-1"):
-            pass
-
-    heard: list[tuple[int, int]] = []
-    token = SPENT.set(lambda *tokens: heard.append(tokens))
-    asking = asyncio.create_task(ask())
-    SPENT.reset(token)
-    await began.wait()
-    asking.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await asking
+    params = SamplingParams(n=choices, output_kind=RequestOutputKind.FINAL_ONLY, detokenize=False)
+    heard = await charged(lambda: llm.generate({"prompt_token_ids": [1, 2, 3]}, params, "chat-1"), began)
     assert (heard, len(aborted)) == ([(3, 5 * choices)], choices)
