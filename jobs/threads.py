@@ -16,9 +16,8 @@ STORAGE_AT_ONCE = 16  # transfers wait for another machine, so they may be more 
 T = TypeVar("T")
 P = ParamSpec("P")
 
-_storage = ThreadPoolExecutor(
-    STORAGE_AT_ONCE, thread_name_prefix="storage"
-)  # starts its threads when it is used: a process may fork before
+# Starts its threads when it is used: a process may fork before.
+_storage = ThreadPoolExecutor(STORAGE_AT_ONCE, thread_name_prefix="storage")
 
 
 async def with_storage(work: Callable[P, T], *given: P.args, **options: P.kwargs) -> T:

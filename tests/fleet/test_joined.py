@@ -69,9 +69,8 @@ def test_the_ledger_and_the_applications_are_on_the_head(server: FleetServer) ->
 
 
 def test_every_machine_with_a_replica_has_the_port_and_a_private_folder(server: FleetServer, fleet: Fleet) -> None:
-    wait_until(
-        lambda: sorted(fleet.where("HAProxyManager")) == ["n0", "n1", "n2"], "HAProxy on every machine"
-    )  # "ready" warns after a minute
+    # "Ready" waits for it a minute at most.
+    wait_until(lambda: sorted(fleet.where("HAProxyManager")) == ["n0", "n1", "n2"], "HAProxy on every machine")
     for machine in fleet.machines:
         url = f"http://{machine.address}:{server.port}"
         wait_until(lambda url=url: whole([Stream(url, SHORT)]) == [True], "its port")
