@@ -237,7 +237,7 @@ class Runner:
             await self.ledger.reopen_slice(lease.job.id, lease.slice.slice_id)
 
     async def _rows(self, active: ActiveSlice, files: SliceFiles) -> bool:
-        """Answer the rows of a slice. False where some were left undone, because this runner leaves."""
+        """Answer the rows of a slice. False where some were left undone: this runner leaves, or its engine is gone."""
         todo = files.todo()
         feed = active.start(todo, files.spool.rows.values())
         rows, cells = await in_thread(self._publishing, files.inputs)
@@ -247,7 +247,7 @@ class Runner:
             async with asyncio.TaskGroup() as group:
                 while feed.has_more():
                     await self._slots.acquire()
-                    left, row_id = self._leaving, None
+                    left, row_id = self._leaving or self._is_engine_gone, None
                     try:
                         row_id = None if left else await feed.take()
                     finally:

@@ -516,6 +516,27 @@ async def test_a_row_that_kills_the_engine_every_time_ends_as_an_error_row(world
     assert (view.state, view.rows_ok, view.rows_error) == (JobState.COMPLETED, 5, 1)
 
 
+async def test_no_row_of_another_slice_begins_in_an_engine_that_is_gone(world: World) -> None:
+    job_id, engine = world.submit(8), ScriptedEngine(concurrency=2)
+
+    def answer(prompt: Prompt) -> str:
+        if last_line(prompt) == "row 2":
+            engine.hold()
+        return last_line(prompt)
+
+    engine.answer = answer
+    second = world.folder.spool(job_id, 1, 0)
+    with pytest.raises(EngineGone):
+        async with at_work(world.runner(engine)) as task:
+            await until(lambda: engine.running == 2 and second.exists())
+            await asyncio.sleep(0.05)  # its rows wait for a slot by then
+            engine.die()
+            await task
+    spool = Spool(second)
+    assert not spool.begins
+    spool.close()
+
+
 @pytest.mark.parametrize("dies", [False, True], ids=["cancelled", "in an engine that died"])
 async def test_rows_count_as_unfinished_where_the_engine_was_lost_and_not_where_they_were_cancelled(world: World, dies: bool) -> None:
     def answer(prompt: Prompt) -> str:
