@@ -1,4 +1,4 @@
-"""What the ledger keeps in memory: a job with its row and its spec, the leases in force, and which replicas refused which job."""
+"""What the ledger keeps in memory: a job with its row and its spec, and the leases in force."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from jobs.hint import SchedulingHint
 from jobs.spec import COUNTS, JobSpec, JobView, LeaseProgress, LengthBand
 from jobs.states import ACTIVE, ENDED, JobState
 
-REFUSED_S = 60.0
 NO_COUNTS = (0,) * len(COUNTS)
 _OK, _ERROR = COUNTS.index("rows_ok"), COUNTS.index("rows_error")
 
@@ -145,65 +144,6 @@ class ActiveLeases(dict[str, ActiveLease]):
 
     def _changed(self, job_id: str, before: Running, after: Running) -> None:
         self._running[job_id] = Running(*(total - b + a for total, b, a in zip(self.running(job_id), before, after, strict=True)))
-
-
-@dataclass(slots=True)
-class _Replica:
-    """``seen_s``: when it last asked or reported anything. ``refused``: by job, when."""
-
-    seen_s: float
-    model: str | None = None
-    refused: dict[str, float] = field(default_factory=dict)
-
-    def refuses(self, now_s: float) -> set[str]:
-        return {job_id for job_id, at_s in self.refused.items() if now_s - at_s < REFUSED_S}
-
-
-class Refusals:
-    """Replicas that cannot read a job's source, where others may: one machine may lack a mount or a right.
-
-    A refusal holds for `REFUSED_S`; then the replica is given the job again.
-    """
-
-    def __init__(self, alive_s: float) -> None:
-        """``alive_s``: a replica that was not heard of for so long is gone."""
-        self._alive_s = alive_s
-        self._replicas: dict[str, _Replica] = {}
-
-    def saw(self, holder: str, now_s: float, model: str | None = None) -> None:
-        if holder not in self._replicas:
-            self._drop_gone(now_s)
-        known = self._replicas.setdefault(holder, _Replica(now_s))
-        known.seen_s = now_s
-        known.model = known.model if model is None else model
-
-    def add(self, job_id: str, holder: str, now_s: float) -> None:
-        known = self._replicas.setdefault(holder, _Replica(now_s))
-        held = known.refuses(now_s)
-        known.refused = {one: at_s for one, at_s in known.refused.items() if one in held} | {job_id: now_s}
-
-    def forget(self, job_id: str) -> None:
-        for known in self._replicas.values():
-            known.refused.pop(job_id, None)
-
-    def of(self, holder: str, now_s: float) -> set[str]:
-        """The jobs that ``holder`` refuses now."""
-        known = self._replicas.get(holder)
-        return known.refuses(now_s) if known is not None else set()
-
-    def is_left(self, job_id: str, model: str, now_s: float) -> bool:
-        """Whether a living replica of ``model`` has not refused the job."""
-        self._drop_gone(now_s)
-        return any(known.model == model and job_id not in known.refuses(now_s) for known in self._replicas.values())
-
-    def shift(self, by_s: float) -> None:
-        """The clock was set by ``by_s`` seconds, or no replica was heard for so long."""
-        for known in self._replicas.values():
-            known.seen_s += by_s
-            known.refused = {job_id: at_s + by_s for job_id, at_s in known.refused.items()}
-
-    def _drop_gone(self, now_s: float) -> None:
-        self._replicas = {holder: known for holder, known in self._replicas.items() if now_s - known.seen_s < self._alive_s}
 
 
 @dataclass(slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from pathlib import Path
 
@@ -9,7 +10,8 @@ import pytest
 
 from harvester.config import parse_config
 from harvester.core import Role
-from harvester.errors import QuotaError
+from harvester.errors import QuotaError, StorageError
+from harvester.serve.access import quota
 from harvester.serve.access.gate import gate_of
 from harvester.serve.access.identity import Identity
 from harvester.serve.access.quota import MAX_KNOWN, Quotas
@@ -109,3 +111,37 @@ def test_a_key_gets_its_rate_once_from_all_replicas_together(tmp_path: Path, clo
         clock.advance(0.1)
     assert passed <= 60 + 10 * 60
     assert passed >= 10 * 60 * 0.9
+
+
+async def test_a_key_keeps_its_rate_while_replicas_come_and_go(clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quota, "FOLLOW_S", 0.0)
+
+    class Fleet:
+        living_now: int | None = 4
+
+        async def living(self, model: str) -> int:
+            assert model == "toy"
+            if self.living_now is None:
+                raise StorageError("the ledger does not answer")
+            return self.living_now
+
+    fleet, quotas, ann = Fleet(), Quotas(clock), who(requests_per_minute=60, tokens_per_minute=600)
+    with quotas.entered(ann, 1):
+        pass
+    quotas.spend(ann, 500)
+    following = asyncio.create_task(quotas.follow(fleet, "toy"))
+
+    def allowed() -> int:
+        count = 0
+        with contextlib.suppress(QuotaError):
+            while True:
+                with quotas.entered(ann, 1):
+                    count += 1
+        return count
+
+    for living, requests in ((4, 15), (None, 15), (1, 60), (0, 60)):
+        fleet.living_now = living
+        await asyncio.sleep(0.01)
+        clock.advance(60.0)
+        assert allowed() == requests, living
+    following.cancel()

@@ -526,12 +526,16 @@ async def test_no_row_of_another_slice_begins_in_an_engine_that_is_gone(world: W
 
     engine.answer = answer
     second = world.folder.spool(job_id, 1, 0)
-    with pytest.raises(EngineGone):
+
+    async def lose_the_engine() -> None:
         async with at_work(world.runner(engine)) as task:
             await until(lambda: engine.running == 2 and second.exists())
             await asyncio.sleep(0.05)  # its rows wait for a slot by then
             engine.die()
             await task
+
+    with pytest.raises(EngineGone):
+        await lose_the_engine()
     spool = Spool(second)
     assert not spool.begins
     spool.close()

@@ -11,8 +11,8 @@ from typing import Any, cast
 import pytest
 
 from harvester.errors import NotFoundError, ReopenError, StateError, StorageError
+from jobs.ledger.leasing import REFUSED_S
 from jobs.ledger.ledger import Ledger
-from jobs.ledger.record import REFUSED_S
 from jobs.ledger.store.place import Place, PostgresPlace
 from jobs.ledger.store.sqlite import SqliteStore
 from jobs.spec import JobChange, JobView, Lease, LeaseProgress, PartStats
@@ -186,6 +186,18 @@ def test_a_replica_that_refused_a_job_is_asked_for_nothing_of_it_and_given_it_ag
     desk.ledger.release(held.lease_id, desk.clock())
     desk.clock.advance(REFUSED_S)
     assert desk.lease("a") is not None
+
+
+def test_living_replicas_are_those_of_the_model_that_were_heard_of_within_a_leases_time(desk: Desk) -> None:
+    desk.submit("docs-1", 1)
+    lease = desk.leased("a")
+    desk.lease("b")
+    desk.ledger.lease("c", "another", desk.clock())
+    assert (desk.ledger.living(lease.job.model, desk.clock()), desk.ledger.living("another", desk.clock())) == (2, 1)
+    desk.clock.advance(LEASE_S / 2)
+    desk.beat(lease, "a")
+    desk.clock.advance(LEASE_S / 2)
+    assert (desk.ledger.living(lease.job.model, desk.clock()), desk.ledger.living("another", desk.clock())) == (1, 0)
 
 
 @pytest.mark.parametrize(("busy_s", "state"), [(LEASE_S, JobState.RUNNING), (0.0, JobState.FAILED)], ids=["waits", "is gone"])

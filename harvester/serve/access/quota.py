@@ -5,15 +5,18 @@ Own code, because rate-limit libraries count by whole windows or keep an entry f
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from typing import Protocol
 
-from harvester.errors import QuotaError
+from harvester.errors import HarvesterError, QuotaError
 from harvester.serve.access.identity import Identity
 from jobs.access.limits import Limits
 
 OPEN_WAIT_S = 1.0  # retry hint: by then, a request of the same key may have ended
+FOLLOW_S = 5.0  # between two looks at the number of replicas
 MAX_KNOWN = 10_000  # accounts; beyond this, idle ones are dropped
 
 
@@ -38,6 +41,10 @@ class Bucket:
     def take(self, units: float) -> None:
         self.level -= units
 
+    def change(self, per_minute: float, now_s: float) -> None:
+        self.wait_s(0, now_s)
+        self.per_minute, self.level = per_minute, min(self.level, per_minute)
+
 
 @dataclass(slots=True)
 class Account:
@@ -52,6 +59,10 @@ class Account:
         return self.open_requests == 0 and all(bucket.wait_s(bucket.per_minute, now_s) == 0.0 for bucket in buckets)
 
 
+class FleetLedger(Protocol):
+    async def living(self, model: str) -> int: ...
+
+
 class Quotas:
     """Used from one event loop. ``parts``: processes that the requests of a key are spread over; each allows its part of a rate."""
 
@@ -63,6 +74,27 @@ class Quotas:
     def __len__(self) -> int:
         """Number of accounts kept."""
         return len(self._accounts)
+
+    def spread(self, parts: int) -> None:
+        """Allow another part of each rate from now on. What a key has left, or owes, stays, up to a minute's worth of its new part."""
+        if parts == self._parts:
+            return
+        self._parts, now_s = parts, self._now_s()
+        for (_, limits), account in self._accounts.items():
+            for bucket, per_minute in ((account.requests, limits.requests_per_minute), (account.tokens, limits.tokens_per_minute)):
+                if bucket is not None and per_minute is not None:
+                    bucket.change(per_minute / parts, now_s)
+
+    async def follow(self, ledger: FleetLedger, model: str) -> None:
+        """Spread each rate over the living replicas of ``model``, until cancelled. The number stays while the ledger does not answer."""
+        while True:
+            if self._has_rates():
+                with suppress(HarvesterError):
+                    self.spread(max(1, await ledger.living(model)))
+            await asyncio.sleep(FOLLOW_S)
+
+    def _has_rates(self) -> bool:
+        return any(one.requests is not None or one.tokens is not None for one in self._accounts.values())
 
     @contextmanager
     def entered(self, who: Identity, requests: int) -> Iterator[None]:

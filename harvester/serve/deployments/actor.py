@@ -174,6 +174,9 @@ class LedgerActor:
         demand: Demand = await self._call("demand", model, timed=True)
         return demand
 
+    async def living(self, model: str) -> int:
+        return int(await self._call("living", model, timed=True))
+
     async def adjust(self, job_id: str, change: JobChange) -> JobView:
         view: JobView = await self._call("adjust", job_id, change)
         return view

@@ -118,6 +118,7 @@ class Replica:
         self._telling = asyncio.create_task(keep_running("usage", partial(self._meter.run, self._usage_ledger)))
         self._floor = Floor(config.replicas, choice.name, LedgerActor(ledger))
         self._asking = asyncio.create_task(keep_running("floor", self._floor.run))
+        self._spreading = asyncio.create_task(keep_running("quotas", partial(self._gate.quotas.follow, LedgerActor(ledger), choice.name)))
         self._harvest = asyncio.create_task(self._runner.run())
         self._leaving = asyncio.create_task(self._leave())
         self._profiling = asyncio.create_task(self._measure(known=profile.is_file()))
@@ -195,6 +196,7 @@ class Replica:
         self._profiling.cancel()
         self._telling.cancel()
         self._asking.cancel()
+        self._spreading.cancel()
         await self._leaving  # Serve waits `drain_s` for it, and for the chats before
         await self.stop_harvest()
         await self._meter.tell_last(self._usage_ledger)
