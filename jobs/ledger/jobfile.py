@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from connectors.durable import storage_error
 from connectors.errors import DamageError
+from jobs.frozen import of_newer
 from jobs.ledger.splits import cut, noted_splits
 from jobs.ledger.store.contract import Store
 from jobs.spec import JobPlan, JobSpec, SliceSpec
@@ -48,7 +49,7 @@ def insert_job(store: Store, plan: JobPlan) -> None:
 def read_job(path: Path) -> JobPlan:
     """Read a job, with its slices as they were split since.
 
-    Raises `DamageError` for a file that is not as it was written, `StorageError` for one that cannot be read.
+    Raises `DamageError` for a file that is not as it was written, or is of another version, `StorageError` for one that cannot be read.
     """
     try:
         checksum, _, body = path.read_bytes().partition(b"\n")
@@ -57,5 +58,9 @@ def read_job(path: Path) -> JobPlan:
     if checksum != b"%08x" % zlib.crc32(body):
         raise DamageError(f"{path} is damaged, so its job cannot be restored; its parts stay where they are")
     told = json.loads(body)
-    slices = tuple(SliceSpec(**dict(zip(_SLICE, values, strict=True))) for values in told["slices"])
-    return JobPlan(spec=JobSpec.model_validate(told["spec"]), slices=cut(slices, noted_splits(path.parent)), notes=tuple(told["notes"]))
+    try:
+        spec = JobSpec.model_validate(told["spec"])
+        slices = tuple(SliceSpec(**dict(zip(_SLICE, values, strict=True))) for values in told["slices"])
+    except ValueError as error:  # the checksum is right
+        raise DamageError(of_newer(str(path), error) or f"{path} was written by another version of harvester; use that one") from error
+    return JobPlan(spec=spec, slices=cut(slices, noted_splits(path.parent)), notes=tuple(told["notes"]))

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import errno
+import json
+import zlib
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -18,7 +21,7 @@ from jobs.run.slice import open_slice
 from jobs.run.spool.spools import Spools
 from jobs.states import JobState
 from jobs.storage.folder import StateFolder, part_name
-from jobs.testing import ManualClock, ScriptedEngine, last_line
+from jobs.testing import ManualClock, ScriptedEngine, last_line, scripted_plan
 from tests.fakes.scripted_job import SLICE_ROWS, ended_job, harvest, opened, planned, results, spooled_row
 
 
@@ -122,6 +125,33 @@ async def test_repair_of_a_job_whose_file_is_damaged_says_so(tmp_path: Path) -> 
     report = repair(folder)
     assert report.restored == []
     assert report.problems == [f"{path} is damaged, so its job cannot be restored; its parts stay where they are"]
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"spec": {"colour": "red"}}, "was written by a newer version of harvester, which knows colour; start that version"),
+        ({"slices": [[0] * 9]}, "was written by another version of harvester; use that one"),
+    ],
+    ids=["newer spec", "other slices"],
+)
+async def test_the_file_of_a_job_of_another_version_is_named_and_other_jobs_are_restored(
+    tmp_path: Path, change: dict[str, Any], told: str
+) -> None:
+    clock, folder = ManualClock(), StateFolder(tmp_path / "state")
+    folder.prepare()
+    ledger = opened(folder.ledger, folder, clock)
+    ledger.submit(planned(tmp_path, 2, clock), new=True)
+    ledger.submit(scripted_plan("other"), new=True)
+    ledger.close()
+    folder.ledger.unlink()
+    path = folder.jobs / "docs-0001" / "job.json"
+    body = json.loads(path.read_bytes().partition(b"\n")[2])
+    body = {**body, **change, "spec": {**body["spec"], **change.get("spec", {})}}
+    written = json.dumps(body).encode()
+    path.write_bytes(b"%08x\n" % zlib.crc32(written) + written)
+    report = repair(folder)
+    assert (report.restored, report.problems) == (["other"], [f"{path} {told}"])
 
 
 async def test_results_of_which_nothing_is_known_are_named(tmp_path: Path) -> None:
