@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import FastAPI
+from fastapi.responses import JSONResponse, StreamingResponse
 
 from harvester.serve.access.gate import Gate
 from harvester.serve.access.routes import CHAT_ROUTES
@@ -82,3 +83,53 @@ async def test_an_slo_class_that_the_configuration_lacks_is_refused_with_those_i
     error = refused(await client.post("/chat/completions", json=asked), 400)
     assert error["param"] == "vllm_xargs.slo_class"
     assert f"unknown slo_class {str(named)!r}; use one of: chat, voice" in error["message"]
+
+
+async def test_a_request_that_vllm_refuses_is_refused_as_openai_refuses(client: httpx.AsyncClient) -> None:
+    error = refused(await client.post("/chat/completions", json={"model": "tiny"}), 400)
+    assert error["code"] is None
+    assert "messages" in f"{error['param']} {error['message']}"
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "kind", "code"),
+    [
+        (400, "This model's maximum context length is 64 tokens.", "invalid_request_error", "context_length_exceeded"),
+        (404, "The model `big` does not exist.", "invalid_request_error", "model_not_found"),
+        (400, "n must be 1", "invalid_request_error", None),
+        (500, "the engine failed", "server_error", None),
+    ],
+)
+async def test_the_errors_of_vllm_have_the_types_and_codes_of_openai(status: int, message: str, kind: str, code: str | None) -> None:
+    from vllm.entrypoints.serve.engine.protocol import ErrorInfo, ErrorResponse
+
+    from harvester.engine.vllm.frontend.complete import complete
+
+    app = FastAPI()
+
+    @app.get("/asked")
+    async def asked() -> JSONResponse:
+        told = ErrorResponse(error=ErrorInfo(message=message, type="AClass", code=status))
+        return JSONResponse(told.model_dump(), status)
+
+    complete(app)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as http:
+        answer = await http.get("/asked")
+    assert answer.status_code == status
+    assert answer.json() == {"error": {"message": message, "type": kind, "param": None, "code": code}}
+
+
+@pytest.mark.parametrize(("body", "kind"), [(b'{"code": 3}', "application/json"), (b"x" * 200_000, "text/plain")], ids=["json", "long"])
+async def test_what_is_no_error_of_vllm_passes_unchanged(body: bytes, kind: str) -> None:
+    from harvester.engine.vllm.frontend.complete import complete
+
+    app = FastAPI()
+
+    @app.get("/asked")
+    async def asked() -> StreamingResponse:
+        return StreamingResponse(iter([body[:100], body[100:]]), 418, {"x-kept": "1"}, kind)
+
+    complete(app)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as http:
+        answer = await http.get("/asked")
+    assert (answer.status_code, answer.headers["x-kept"], answer.content) == (418, "1", body)

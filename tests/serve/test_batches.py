@@ -202,6 +202,17 @@ def test_an_unknown_tier_is_refused(client: OpenAI, model: str) -> None:
         client.chat.completions.create(**chat(model, "Hello"), service_tier="turbo")  # type: ignore[call-overload]
 
 
+def test_a_prompt_beyond_the_context_is_refused_as_openai_refuses_it(client: OpenAI, model: str) -> None:
+    with pytest.raises(openai.BadRequestError) as long:
+        client.chat.completions.create(**chat(model, "word " * 20_000))
+    with pytest.raises(openai.NotFoundError) as unknown:
+        client.chat.completions.create(**chat("gpt-none", "Hello"))
+    assert [(error.value.code, error.value.type) for error in (long, unknown)] == [
+        ("context_length_exceeded", "invalid_request_error"),
+        ("model_not_found", "invalid_request_error"),
+    ]
+
+
 def test_a_key_has_its_own_default_tier(server: RealServer, model: str) -> None:
     with OpenAI(base_url=f"{server.url}/v1", api_key="nightly") as client:
         tiers = [client.chat.completions.create(**chat(model, "Hello")).service_tier]

@@ -34,7 +34,7 @@ from harvester.engine.frontend.spending import ASKER
 from harvester.engine.frontend.tiers import asked_tier, bearer_key, given_priority, marked, settle, without_header
 from harvester.engine.vllm.frontend.answers import guided_by, model_thought, named_thought
 from harvester.engine.vllm.frontend.client import HarvestLLM
-from harvester.engine.vllm.frontend.complete import complete
+from harvester.engine.vllm.frontend.complete import complete, openai_error
 from harvester.engine.vllm.frontend.media import fetch_checked
 from harvester.engine.vllm.frontend.validation import stop_at_first_error
 from harvester.errors import ParameterError
@@ -161,7 +161,7 @@ class OfflineApi:
             has_failed |= status == FAILED
             number += 1
         if isinstance(answer, ErrorResponse):
-            return Completion(answer.model_dump_json(), "error", status_code=answer.error.code)
+            return Completion(json.dumps(openai_error(answer.model_dump())), "error", status_code=answer.error.code)
         body = _body(_mark(answer, ServiceTier.FLEX))
         return Completion(body, str(answer.choices[0].finish_reason or "stop"), _usage(answer.usage))
 
