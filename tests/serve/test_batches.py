@@ -158,7 +158,9 @@ def test_a_large_upload_comes_through_whole(client: OpenAI, tmp_path: Path) -> N
 
 
 def test_paths_beside_the_files_are_still_chats(server: RealServer) -> None:
-    assert httpx.get(f"{server.url}/v1/models", timeout=30).status_code == 200
+    listed = httpx.get(f"{server.url}/v1/models", timeout=30)
+    assert listed.status_code == 200
+    assert all(card["root"] == card["id"] for card in listed.json()["data"]), "no folder of the server's machine"
     assert httpx.get(f"{server.url}/v1/filesystem", timeout=30).status_code == 404
     answer = httpx.get(f"{server.url}/v1/files/..%2f..%2fledger.sqlite/content", timeout=30)
     assert (answer.status_code, answer.json()["error"]["type"]) == (404, "invalid_request_error")

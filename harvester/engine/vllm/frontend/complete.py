@@ -38,6 +38,19 @@ def complete(app: FastAPI) -> None:
     app.middleware_stack = ErrorBodies(app.middleware_stack or app.build_middleware_stack())
 
 
+def hide_paths(models: Any) -> None:
+    """List each model with its name as ``root``, where vLLM shows the folder on this machine. ``models``: of vLLM's application."""
+    show = models.show_available_models
+
+    async def by_name() -> Any:
+        listed = await show()
+        for card in listed.data:
+            card.root = card.id
+        return listed
+
+    models.show_available_models = by_name
+
+
 class ErrorBodies:
     """ASGI middleware: gives the errors of vLLM the shape of OpenAI's, whose clients tell errors apart by it."""
 

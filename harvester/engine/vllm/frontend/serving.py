@@ -34,7 +34,7 @@ from harvester.engine.frontend.spending import ASKER
 from harvester.engine.frontend.tiers import asked_tier, bearer_key, given_priority, marked, settle, without_header
 from harvester.engine.vllm.frontend.answers import guided_by, model_thought, named_thought
 from harvester.engine.vllm.frontend.client import HarvestLLM
-from harvester.engine.vllm.frontend.complete import complete, openai_error
+from harvester.engine.vllm.frontend.complete import complete, hide_paths, openai_error
 from harvester.engine.vllm.frontend.media import fetch_checked
 from harvester.engine.vllm.frontend.validation import stop_at_first_error
 from harvester.errors import ParameterError
@@ -66,6 +66,7 @@ async def chat_app(llm: HarvestLLM, args: Namespace) -> FastAPI:
     complete(app)
     stop_at_first_error(app)
     await init_app_state(llm, app.state, args, tasks)
+    hide_paths(app.state.openai_serving_models)
     app.state.server = NoServer()
     return app
 
