@@ -2,7 +2,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo pure test test-long check docs bench mutants lock audit clean
+.PHONY: help setup demo pure test test-long long-fleet long-servers long-engines check docs bench mutants lock audit clean
 
 # The first Python that is new enough. A shim that answers for no installed version is passed over.
 NEW_ENOUGH := -c 'import sys; sys.exit(sys.version_info < (3, 11))'
@@ -18,7 +18,7 @@ DOORS = $(shell grep -lE 'mark\.(engine|serve)' tests/doors/test_*.py)
 LOCAL := $(addprefix tests/,ledger sql connectors cli jobs_api api doors storage)
 
 help: ## list these targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: ## make .venv with the engine for this machine (HARVESTER_DEVICE=cpu|cuda overrides)
 	@if [ -z "$(PYTHON)" ]; then echo "setup: no Python 3.11 or newer found; install one or name it: make setup PYTHON=/path/to/python3.11" >&2; exit 2; fi
@@ -40,9 +40,16 @@ test: setup ## run every test, the fast ones first
 	@$(PY) tools/browser.py
 	$(FILES) -m 'not long' tests/acceptance tests/serve $(DOORS) tests/engine
 
-test-long: setup ## the long forms of the checks of make test: every mode of the engine, every kill, a fleet of machines, the whole GPU bench on a CPU
-	$(FILES) -m long tests/acceptance tests/serve tests/engine tests/doors tests/bench tests/embedded_model
+test-long: long-fleet long-servers long-engines ## the long forms of the checks of make test: its three parts, one after the other
+
+long-fleet: setup ## a fleet of machines, of which some die
 	$(ALONE) -m long tests/fleet
+
+long-servers: setup ## every kill of a real server, every way to scale
+	$(FILES) -m long tests/acceptance tests/serve tests/doors
+
+long-engines: setup ## every mode of the engine, more kinds of model, the whole GPU bench on a CPU
+	$(FILES) -m long tests/engine tests/bench tests/embedded_model
 
 check: setup ## lint, format, types, the walls between layers, the links of the site
 	.venv/bin/ruff check

@@ -103,6 +103,13 @@ def test_no_two_test_files_of_one_run_have_the_same_name() -> None:
         assert sorted(set(names)) == sorted(names), folders
 
 
+def test_every_folder_with_long_forms_is_in_a_part_of_test_long() -> None:
+    runs = [line for line in (ROOT / "Makefile").read_text(encoding="utf-8").splitlines() if "-m long" in line]
+    with_long = {path.parent for path in (ROOT / "tests").rglob("*.py") if re.search(r"mark\.long\b", path.read_text(encoding="utf-8"))}
+    assert len(with_long) > 4
+    assert {folder.name for folder in with_long} - {name for line in runs for name in re.findall(r" tests/(\w+)", line)} == set()
+
+
 def test_one_package_of_a_dozen_files_imports_vllm() -> None:
     asks = re.compile(r"^\s*(?:from|import) vllm\b", re.MULTILINE)
     modules = [path for package in ("harvester", "jobs", "connectors") for path in (ROOT / package).rglob("*.py")]
