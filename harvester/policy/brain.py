@@ -49,6 +49,7 @@ class Brain:
         self._alone = ChatAlone(config.max_slowdown)
         self._fresh = 1.0  # average share of an admitted offline row's tokens that is computed, not cached
         self._chat_fresh = 1.0  # the same of an online request
+        self._chat_own = 1.0  # average share of an admitted online request's tokens whose KV blocks no request held before
 
     @property
     def parts(self) -> Parts:
@@ -84,7 +85,7 @@ class Brain:
             self._parts.online.arrive(known, now_s)
             self._alone.arrive(request.name, known.prefill_s, request.arrived_s)
             self._rate.arrival(now_s)
-            self._parts.reserve.arrival(now_s, request.blocks)
+            self._parts.reserve.arrival(now_s, math.ceil(self._chat_own * request.blocks))
 
     def finish(self, name: str, answer_tokens: int | None = None) -> None:
         """A request ended with ``answer_tokens``; None: it was aborted, and its length is not learnt. Unknown names are ignored."""
@@ -112,6 +113,7 @@ class Brain:
         self._parts.admission.ran(sum(ran.served.values()), again)
         self._fresh = _averaged(self._fresh, ran.cached_tokens, ran.admitted_tokens)
         self._chat_fresh = _averaged(self._chat_fresh, ran.chat_cached_tokens, ran.chat_admitted_tokens)
+        self._chat_own = _averaged(self._chat_own, ran.chat_shared_tokens, ran.chat_admitted_tokens)
 
     def answered(self, ran: StepRan, seconds: float, now_s: float) -> None:
         """A step was answered ``seconds`` after it began. Call it before the next plan; `observe` may come later.
@@ -247,6 +249,6 @@ class Brain:
         return frozenset([i for i in step.run if running[i].name in out]) if out else frozenset()
 
 
-def _averaged(before: float, cached_tokens: int, tokens: int) -> float:
-    """The running mean of the share that was not cached."""
-    return before + (1.0 - cached_tokens / tokens - before) / FRESH_STEPS if tokens else before
+def _averaged(before: float, less_tokens: int, tokens: int) -> float:
+    """The running mean of the share that was not cached, or not shared."""
+    return before + (1.0 - less_tokens / tokens - before) / FRESH_STEPS if tokens else before

@@ -15,6 +15,7 @@ from harvester.engine.embedded.folder import embedded_model
 from harvester.engine.shared.settings import pack
 from harvester.engine.shared.state import Field, SharedState
 from harvester.engine.shared.steporder import ENDED_EARLY
+from harvester.policy.ran import StepRan
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # vLLM's own
@@ -226,6 +227,34 @@ def test_who_loses_kv_in_the_middle_of_a_step_leaves_no_block_that_nobody_wrote(
     drive.update(output)
     pool.free_blocks(held)
     assert late.request_id in output.num_scheduled_tokens or scheduler.kv_cache_manager.get_computed_blocks(late)[1] <= computed
+
+
+def test_what_a_chat_shares_with_requests_that_run_is_known_and_what_only_the_cache_holds_is_not_shared() -> None:
+    tokens = 16
+    drive = Drive(embedded_model(), HarvestScheduler, 1200, 24, tokens, pack(parse_config({}, "test"), None), model_tokens=1024)
+    template, brain, shared = list(range(20 * tokens)), drive.scheduler._brain, list[int]()
+    observe = brain.observe
+
+    def watched(ran: StepRan, seconds: float, now_s: float) -> None:
+        shared.append(ran.chat_shared_tokens)
+        observe(ran, seconds, now_s)
+
+    brain.observe = watched
+
+    def ask(name: str, own: int, max_tokens: int) -> None:
+        drive.enter(drive.asked(name, template + [own + number for number in range(40)], max_tokens, offline=False))
+
+    ask("first", 1000, 4)
+    until_ended(drive, {"first"})
+    ask("later", 2000, 99)
+    drive.step()
+    ask("beside", 3000, 4)
+    until_ended(drive, {"beside"})
+    assert [count for count in shared if count] == [20 * tokens]
+    ask("a", 4000, 4)
+    ask("b", 5000, 4)
+    until_ended(drive, {"a", "b"})
+    assert sum(shared) == (1 + 2) * 20 * tokens, "of both at once"
 
 
 @pytest.mark.parametrize("shared", [0, 30])

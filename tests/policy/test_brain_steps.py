@@ -202,6 +202,19 @@ def test_an_order_is_told_what_a_request_will_take_by_the_model_and_the_reserve_
     assert brain.plan(seen(now_s=1.0)).reserve == share.view.reserve == (1, 19)
 
 
+def test_the_reserve_leaves_out_what_arrivals_share_with_chat_that_runs() -> None:
+    brain = Brain(parts_of(replace(PLAIN, reserve="bursts"), a_model()), LIMITS)
+    for step in range(40):
+        brain.observe(StepRan(StepLoad.decode(5), ("old",), chat_admitted_tokens=400, chat_cached_tokens=400), 0.1, float(step))
+    brain.arrive(OnlineRequest("cached", blocks=100), 50.0)
+    assert brain.plan(seen(now_s=50.0)).reserve == (1, 100), "cached blocks that nobody holds are among the free ones"
+    for step in range(40):
+        brain.observe(StepRan(StepLoad.decode(5), ("old",), chat_admitted_tokens=400, chat_shared_tokens=300), 0.1, 50.0 + step)
+    for number in range(3):
+        brain.arrive(OnlineRequest(f"c{number}", blocks=100), 200.0)
+    assert brain.plan(seen(now_s=200.0)).reserve == (3, 78), "26 blocks each, rounded up"
+
+
 def test_an_order_is_told_of_steps_with_those_that_have_not_ended() -> None:
     brain, _, order, _ = watched()
     for name in "ab":

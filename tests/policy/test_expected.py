@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from harvester.policy.admission.curve import ANEW, WIDTH, Curve, Row
 from harvester.policy.admission.expected import LOOK_AGAIN, Expected, _left, _Length
 from harvester.policy.admission.margin import LEAST, MOST, KvMargin
+from harvester.policy.admission.rule import Admission, WorstCase
 from harvester.policy.admission.shortage import short_of_kv
 from harvester.policy.bisection import largest, largest_from_below
 from harvester.policy.model.lengths import MAX_JOBS, MAX_ROWS, MIN_ROWS, AnswerLengths
@@ -209,7 +210,8 @@ def test_a_row_that_needs_the_margin_keeps_those_behind_it_out_until_no_other_ru
     alone = replace(seen([], 1000), running=[chat], free_blocks=995)
     assert admitted(Expected(), waiting, beside) == 0
     assert admitted(Expected(), waiting, alone) == 1
-    assert admitted(Expected(), waiting, replace(alone, running=[chat._replace(blocks_now=20, context=20 * BLOCK - 1)])) == 3, "for chat"
+    more = chat._replace(blocks_now=20, context=20 * BLOCK - 1)
+    assert admitted(Expected(), waiting, replace(alone, running=[more], free_blocks=980)) == 3, "for chat"
 
 
 @pytest.mark.parametrize(("prompt", "chat_blocks"), [(13_900, 100), (5_900, 600), (4_300, 700)])
@@ -249,6 +251,30 @@ def test_blocks_of_a_common_prefix_are_counted_once() -> None:
     shared = replace(apart, free_blocks=apart.free_blocks + 19 * 38)  # of 40 blocks of each prompt 38 are the same
     assert admitted(rule, WAITING, apart) == 4
     assert admitted(rule, WAITING, shared) > 50
+
+
+def beside_chats_with_a_common_prompt(rows: list[OfflineRow]) -> StepView:
+    """50 chats with 30 blocks each, of which 29 are the same: 79 blocks of 1,000."""
+    chats = [Running(f"c{number}", False, 1, 30, 0, 0, 30 * BLOCK - 1, True) for number in range(50)]
+    alone = seen(rows, 1000)
+    return replace(alone, running=[*alone.running, *chats], free_blocks=alone.free_blocks - 79)
+
+
+@pytest.mark.parametrize("rule", [WorstCase(), knowing(100)], ids=["worst", "expected"])
+def test_chats_with_a_common_prompt_leave_rows_what_is_free(rule: Admission) -> None:
+    small = [a_row(f"w{number}", most=100) for number in range(200)]
+    at = beside_chats_with_a_common_prompt([a_row("r", most=100)])
+    batch = batch_of(at.running)
+    assert len(rule.admitted(rows_of(small), rule.space(at, batch, LIMITS), at, batch, LIMITS)) >= 80  # of 920 blocks, 11 a row
+
+
+@pytest.mark.parametrize("rule", [WorstCase(), knowing(100)], ids=["worst", "expected"])
+def test_beside_chats_with_a_common_prompt_a_row_that_waits_for_rows_is_not_passed(rule: Admission) -> None:
+    at = beside_chats_with_a_common_prompt([a_row(f"r{number}", prompt=1600, most=100) for number in range(7)])  # of 221 free blocks
+    large, small = a_row("large", prompt=6000, most=100), a_row("small", most=100)
+    batch = batch_of(at.running)
+    assert rule.admitted(rows_of([small]), rule.space(at, batch, LIMITS), at, batch, LIMITS) == ("small",)
+    assert rule.admitted(rows_of([large, small]), rule.space(at, batch, LIMITS), at, batch, LIMITS) == ()
 
 
 def test_prompts_take_what_is_free_beside_those_that_are_not_computed_yet() -> None:

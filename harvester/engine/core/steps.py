@@ -46,6 +46,7 @@ class Step:
     cached_tokens: int = 0  # of those, tokens computed before
     chat_admitted_tokens: int = 0  # the same of the online requests that it admitted
     chat_cached_tokens: int = 0
+    chat_shared_tokens: int = 0  # of those, tokens whose KV blocks requests that ran before hold too
     online_load: StepLoad = field(default_factory=StepLoad)
     first_tokens: list[str] = field(default_factory=list)  # online requests whose first token it makes
     recomputed: dict[str, int] = field(default_factory=dict)  # of offline rows that had lost their KV, as `StepRan` has it
@@ -55,7 +56,8 @@ class Step:
         """The step as the brain is told of it, once it is answered."""
         if self.rolled_back:
             return StepRan(StepLoad())
-        rows, chat = (self.admitted_tokens, self.cached_tokens), (self.chat_admitted_tokens, self.chat_cached_tokens)
+        rows = self.admitted_tokens, self.cached_tokens
+        chat = self.chat_admitted_tokens, self.chat_cached_tokens, self.chat_shared_tokens
         return StepRan(self.load, self.online, self.served, *rows, self.online_load, self.first_tokens, self.recomputed, *chat)
 
     @property

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from harvester.policy.admission.curve import Curve, Row
 from harvester.policy.admission.margin import KvMargin
-from harvester.policy.admission.rule import Rows, Space, kept, passing
+from harvester.policy.admission.rule import Rows, Space, held, kept, passing
 from harvester.policy.bisection import largest_from_below
 from harvester.policy.model.lengths import AnswerLengths
 from harvester.policy.order.offline import OfflineRow
@@ -80,9 +80,10 @@ class Expected:
         if self._version != self.lengths.version:
             self._by_name, self._version = {}, self.lengths.version
         idle = not view.running and not view.loading_rows
-        held = _held(view, batch)
+        offline, chat = held(view, batch)
+        whole = view.total_blocks - view.free_blocks - chat  # blocks in use, without those of running chat
         others = bool(batch.decodes or batch.prefills or view.loading_rows)
-        chat_blocks = _others(view, batch, held)
+        chat_blocks = chat + _prompt_growth(view, batch) + max(0, whole - offline)  # and those in use for requests that do not run
         cap, alone_cap = (_cap_tokens(view, config, chat_blocks, margin) for margin in (self.margin.share, 0.0))
         calm_cap = _cap_tokens(view, config, 0, self.margin.share)
 
@@ -97,7 +98,7 @@ class Expected:
         if not idle and self._is_still_refused(queue.found[0].name, view, batch, cap):
             return ()
         self._follow(view, batch)
-        shared = _shared_tokens(view, batch, held)
+        shared = _shared_tokens(view, batch, offline - whole)
         spare = view.block_tokens / 2 - shared
 
         def fits(count: int) -> bool:
@@ -225,21 +226,16 @@ def _pending(view: StepView, batch: Batch) -> int:
     return sum([-(-(one.context + one.step_tokens) // view.block_tokens) - one.blocks_now for one in prompts])
 
 
-def _held(view: StepView, batch: Batch) -> tuple[int, int]:
-    """KV blocks of offline requests by their own count, and all blocks in use less those that running online requests count."""
-    offline = batch.final_blocks - batch.growth_blocks + sum(-(-tokens // view.block_tokens) for tokens in view.loading_rows.values())
-    return offline, view.total_blocks - view.free_blocks - batch.chat_blocks
+def _prompt_growth(view: StepView, batch: Batch) -> int:
+    """KV blocks that running chat will still take for what it computes next: the rest of its prompts, or one token each."""
+    chat = [view.running[place] for place in batch.online]
+    return sum([-(-(one.context + one.step_tokens) // view.block_tokens) for one in chat]) - batch.chat_blocks
 
 
-def _others(view: StepView, batch: Batch, held: tuple[int, int]) -> int:
-    """KV blocks that are not for offline work: those of running chat, and those in use for requests that do not run."""
-    chat = sum([-(-(view.running[place].context + view.running[place].step_tokens) // view.block_tokens) for place in batch.online])
-    offline, whole = held
-    return chat + max(0, whole - offline)
+def _shared_tokens(view: StepView, batch: Batch, shared_blocks: int) -> float:
+    """Tokens that an offline request shares with others, on average: blocks of a common prefix exist only once.
 
-
-def _shared_tokens(view: StepView, batch: Batch, held: tuple[int, int]) -> float:
-    """Tokens that an offline request shares with others, on average: blocks of a common prefix exist only once."""
-    offline, whole = held
+    ``shared_blocks``: by which the rows' own count exceeds the blocks in use for them.
+    """
     rows = len(batch.decodes) + len(batch.prefills) + len(view.loading_rows)
-    return max(0, offline - whole) * view.block_tokens / rows if rows else 0.0
+    return max(0, shared_blocks) * view.block_tokens / rows if rows else 0.0

@@ -58,7 +58,7 @@ class WorstCase:
     def admitted(self, rows: Rows, space: Space, view: StepView, batch: Batch, config: PolicyConfig) -> tuple[str, ...]:
         slots, blocks = space
         names: list[str] = []
-        most = view.total_blocks - kept(view, config)[1] - batch.chat_blocks
+        most = view.total_blocks - kept(view, config)[1] - held(view, batch)[1]
         waiting = passing(rows, lambda row: row.final_blocks <= most) if view.running else rows(())
         for row in waiting if slots > 0 else ():
             blocks -= self.blocks(row)
@@ -93,6 +93,17 @@ def passing(rows: Rows, waits_for_rows: Callable[[OfflineRow], bool]) -> Iterato
             passed.add(row.job)
         if count == MAX_PASSED:
             return
+
+
+def held(view: StepView, batch: Batch) -> tuple[int, int]:
+    """KV blocks of the offline requests by their own count, and those that running chat holds.
+
+    A request counts the blocks of a prefix that it shares with others as its own. Where the chats together count more blocks than are in
+    use, they share some, and hold what is in use beside the rows' count.
+    """
+    rows = batch.final_blocks - batch.growth_blocks + sum([-(-tokens // view.block_tokens) for tokens in view.loading_rows.values()])
+    used = view.total_blocks - view.free_blocks
+    return rows, batch.chat_blocks if batch.chat_blocks <= used else max(0, used - rows)
 
 
 def kept(view: StepView, config: PolicyConfig) -> Space:

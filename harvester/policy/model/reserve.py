@@ -11,7 +11,7 @@ class Reserve(Protocol):
     """A rule for the room that offline work leaves free."""
 
     def arrival(self, now_s: float, blocks: int) -> None:
-        """An online request has come, whose prompt needs ``blocks`` KV blocks."""
+        """An online request has come, whose prompt needs ``blocks`` KV blocks that no running request holds."""
 
     def reserve(self, now_s: float) -> tuple[int, int] | None:
         """Slots and KV blocks to keep; None: the fixed share of `PolicyConfig`. Changes nothing."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Collection, Iterable, Mapping
 from functools import partial
 from typing import Any
@@ -215,6 +216,15 @@ def registered_blocks(scheduler: Scheduler, computed: dict[str, int]) -> list[tu
     return found
 
 
+def shared_tokens(scheduler: Scheduler, name: str, newcomers: int) -> int:
+    """Tokens at the beginning of a request whose KV blocks more requests hold than the ``newcomers`` of its step; O(log blocks).
+
+    Who holds a block holds all before it. Blocks that only newcomers hold came out of the free ones.
+    """
+    blocks = scheduler.kv_cache_manager.get_blocks(name).blocks[0]
+    return scheduler.block_size * bisect_left(blocks, True, key=lambda block: block.ref_cnt <= newcomers)
+
+
 def admitted(output: SchedulerOutput) -> frozenset[str]:
     """Requests that came from the waiting queue in this step."""
     return frozenset((*(new.req_id for new in output.scheduled_new_reqs), *output.scheduled_cached_reqs.resumed_req_ids))
@@ -257,6 +267,7 @@ def fill_in(scheduler: Scheduler, step: Step, rows: Mapping[str, OfflineRow]) ->
         elif name in step.computed:
             step.chat_admitted_tokens += requests[name].num_tokens
             step.chat_cached_tokens += step.computed[name]
+            step.chat_shared_tokens += shared_tokens(scheduler, name, len(step.admitted))
     step.recomputed = recomputed(scheduler, step.admitted, step.computed)
     step.load = load_of(step.output, step.computed)
     step.online_load = load_of(step.output, step.computed, step.online) if step.served and step.online else StepLoad()
