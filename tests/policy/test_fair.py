@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from harvester.policy.order.fair import FairOrder
 from harvester.policy.order.offline import Fair, OfflineRow
 from harvester.policy.parts import OFFLINE_ORDERS, PartsConfig
+from harvester.policy.step.view import Guarantee
 
 
 def test_jobs_that_are_equal_take_turns() -> None:
@@ -87,6 +88,31 @@ def test_requests_without_a_job_come_by_arrival_and_rows_of_a_job_by_prefix() ->
     for number, (job, prefix) in enumerate([("", (9,)), ("", (1,)), ("job", (9,)), ("job", (1,))]):
         order.add(OfflineRow(f"r{number}", job, prefix=prefix, arrival_s=float(number)))
     assert [row.name for row in order.rows()] == ["r0", "r1", "r3", "r2"]
+
+
+@pytest.mark.parametrize("name", OFFLINE_ORDERS)
+def test_a_row_that_lost_its_kv_does_not_bring_back_what_its_job_was_given_before(name: str) -> None:
+    order, late = OFFLINE_ORDERS[name](PartsConfig()), Guarantee(0.25)
+    old = OfflineRow("old", "late")
+    order.add(old)
+    order.take("old")
+    order.add(OfflineRow("other", "other", arrival_s=1.0))
+    order.add(OfflineRow("new", "late", weight=8.0, guarantee=late, arrival_s=2.0))
+    order.add(old._replace(begun=True))
+    assert order.guarantee() == late
+    order.take("old")
+    order.charge("late", 100.0)
+    order.charge("other", 50.0)
+    if name == "fair":
+        assert [row.name for row in order.rows()] == ["new", "other"], "100 / 8 is less than 50"
+    order.add(old._replace(name="newer", guarantee=None))
+    assert order.guarantee() is None, "it is new"
+
+
+def test_a_row_that_lost_its_kv_brings_what_its_job_had_where_nothing_is_known_of_that() -> None:
+    order = Fair()
+    order.add(OfflineRow("old", "late", begun=True, weight=8.0, guarantee=Guarantee(0.25)))
+    assert order.guarantee() == Guarantee(0.25)
 
 
 class Counted(OfflineRow):

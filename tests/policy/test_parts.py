@@ -160,7 +160,8 @@ class OfflineOrders(RuleBasedStateMachine):
     def _add(self, new: OfflineRow) -> None:
         self.order.add(new)
         self.waits[new.name] = new
-        self.newest[new.job] = new.guarantee
+        if not new.begun:
+            self.newest[new.job] = new.guarantee
 
     @invariant()
     def those_that_wait_are_the_rows_and_a_job_goes_on_with_what_it_has_begun(self) -> None:

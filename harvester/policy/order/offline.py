@@ -52,7 +52,7 @@ class OfflineOrder(Protocol):
     """The order in which offline rows are admitted. Names are unique. Calls are O(log rows), except `rows`, which is lazy."""
 
     def add(self, row: OfflineRow) -> None:
-        """The row waits, for the first time or again."""
+        """The row waits. The newest row of a job decides its weight and guarantee; one that waits again decides nothing."""
 
     def take(self, name: str) -> None:
         """The row waits no longer: it was admitted, or it has ended. Ignored where it does not wait."""
@@ -98,14 +98,18 @@ class _Rows:
 
     def _enter(self, row: OfflineRow) -> None:
         assert row.name not in self._waiting, f"{row.name} waits already"
+        if row.guarantee is not None and self._tells(row):
+            self._guarantees[row.job] = row.guarantee
+        elif self._tells(row):
+            self._guarantees.pop(row.job, None)
         if row.name not in self._known:
             self._counts[row.job] += 1
         self._known[row.name] = row
-        if row.guarantee is not None:
-            self._guarantees[row.job] = row.guarantee
-        else:
-            self._guarantees.pop(row.job, None)
         self._waiting[row.name] = row
+
+    def _tells(self, row: OfflineRow) -> bool:
+        """Whether the row says what its job is given now. One that lost its KV says what that was when it was sent."""
+        return not row.begun or row.job not in self._counts
 
     def _leave(self, name: str) -> str | None:
         """Forget a row that has ended. Returns its job if that has no other row."""
@@ -139,7 +143,8 @@ class Fair(_Rows):
         self._queues: dict[str, list[OfflineRow]] = {}
 
     def add(self, row: OfflineRow) -> None:
-        self._fair.join(row.job, row.weight)
+        if self._tells(row):
+            self._fair.join(row.job, row.weight)
         self._enter(row)
         insort(self._queues.setdefault(row.job, []), row, key=_place)
 
