@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping
 from itertools import islice
 
+from harvester.policy.admission.rule import Rows
 from harvester.policy.admission.shortage import given_up, short_of_kv, yielding
 from harvester.policy.kv.policy import CopyState
 from harvester.policy.model.alone import ChatAlone, ChatTimes
@@ -24,10 +25,11 @@ from harvester.policy.parts import Parts
 from harvester.policy.ran import StepRan
 from harvester.policy.step.batch import Batch, batch_of
 from harvester.policy.step.freed import at, newest_offline, without
+from harvester.policy.step.guarantee import first_rows, led, owed
 from harvester.policy.step.plan import plan_step
 from harvester.policy.step.preempt import best_step_s, detect_s
 from harvester.policy.step.share import PROMPTS_PER_STEP
-from harvester.policy.step.view import StepPlan, StepView
+from harvester.policy.step.view import Owed, StepPlan, StepView
 from harvester.policy.view import EngineView, Plan, PolicyConfig
 
 FRESH_STEPS = 8  # steps with admissions that the share of computed prompt tokens is averaged over
@@ -141,7 +143,9 @@ class Brain:
         rest, places = without(view, (*swapped, *stalled)) if swapped or stalled else (view, None)
         if self._online:
             self._online_at_s = now_s
-        seen = self._step_view(rest, ranks)
+        first, lacks = self._first(rest)
+        rows = led(parts.offline.rows, first) if first else parts.offline.rows
+        seen = self._step_view(rest, ranks, rows, lacks)
         batch = rest.batch if rest.batch is not None else batch_of(rest.running, (), ranks)
         self._gave_way.update([view.running[place].name for place in stalled])
         step = self._step(rest, seen, batch)
@@ -152,7 +156,7 @@ class Brain:
             sit_out=at(places, [i for i in step.run if i in out] if out else ()),
             preempt=(*stalled, *at(places, step.preempt)),
             swap_out=swapped,
-            admit=self._admitted(seen, batch, step),
+            admit=self._admitted(seen, batch, step, rows),
             ranks=ranks,
             budget_tokens=step.budget_tokens,
             offline_tokens=step.offline_tokens,
@@ -180,15 +184,26 @@ class Brain:
         step = given_up(step, lost) if lost else step
         return yielding(view, step) if view.chat_only and self._online else step
 
-    def _admitted(self, view: StepView, batch: Batch, step: StepPlan) -> tuple[str, ...]:
+    def _first(self, view: EngineView) -> tuple[list[OfflineRow], Owed | None]:
+        """The waiting rows that are admitted before all others because a job lacks a guaranteed share, and what it lacks."""
+        order, admission = self._parts.offline, self._parts.admission
+        late = order.late()
+        lacks = owed(late, view, order.known, lambda one: admission.holds(one, view.block_tokens))
+        if late is None or lacks is None:
+            return [], None
+        slots, blocks = lacks
+        first = first_rows(order.rows, late.job, min(slots, view.max_seqs - view.loading - len(view.running)))
+        return first, Owed(frozenset([row.name for row in first]), blocks, sum([admission.blocks(row) for row in first]))
+
+    def _admitted(self, view: StepView, batch: Batch, step: StepPlan, rows: Rows) -> tuple[str, ...]:
         space = step.offline_slots, step.offline_blocks
         if view.online_waiting or space[0] <= 0:
             return ()
-        return self._parts.admission.admitted(self._parts.offline.rows, space, view, batch, self._config)
+        return self._parts.admission.admitted(rows, space, view, batch, self._config)
 
-    def _step_view(self, view: EngineView, ranks: Mapping[str, int]) -> StepView:
+    def _step_view(self, view: EngineView, ranks: Mapping[str, int], waiting: Rows, lacks: Owed | None) -> StepView:
         parts, now_s = self._parts, view.now_s
-        rows = list(islice(parts.offline.rows(), PROMPTS_PER_STEP))
+        rows = list(islice(waiting(()), PROMPTS_PER_STEP))
         return StepView(
             running=view.running,
             online_waiting=len(view.waiting),
@@ -209,6 +224,7 @@ class Brain:
             loading_growth=view.loading_growth,
             reserve=parts.reserve.reserve(now_s),
             guarantee=parts.offline.guarantee(),
+            owed=lacks,
             ranks=ranks,
             freeing=view.freeing,
             max_waited=parts.kv.max_waited,

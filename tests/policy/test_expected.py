@@ -17,7 +17,7 @@ from harvester.policy.bisection import largest, largest_from_below
 from harvester.policy.model.lengths import MAX_JOBS, MAX_ROWS, MIN_ROWS, AnswerLengths
 from harvester.policy.order.offline import OfflineRow
 from harvester.policy.step.batch import batch_of
-from harvester.policy.step.view import Guarantee, StepPlan, StepView
+from harvester.policy.step.view import Owed, StepPlan, StepView
 from harvester.policy.view import EngineView, PolicyConfig, Running
 from harvester.policy.waiting import WaitingOnline
 from tests.policy.asked import rows_of, view
@@ -230,7 +230,7 @@ def test_chat_and_its_reserve_are_kept_out_of_the_curve_and_a_guarantee_opens_th
     chat = Running("chat", False, 1, 300, 0, 0, 300 * BLOCK - 1, True)
     beside = replace(alone, running=[*alone.running, chat], free_blocks=alone.free_blocks - 300, online_idle_s=0.0)
     kept = replace(beside, reserve=(3, 200))
-    given_ = replace(kept, guarantee=Guarantee(0.6))
+    given_ = replace(kept, owed=Owed(frozenset(row.name for row in WAITING), 595, 999))
     counts = [admitted(rule, WAITING, at) for at in (alone, beside, kept, given_)]
     assert counts == [90, 62, 43, 54]  # of 980, 680, 480 and 600 blocks, 172 tokens a row
 

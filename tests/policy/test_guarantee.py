@@ -7,10 +7,15 @@ from dataclasses import replace
 
 import pytest
 
+from harvester.policy.brain import Brain
+from harvester.policy.order.offline import OfflineRow
+from harvester.policy.order.online import OnlineRequest
+from harvester.policy.parts import PartsConfig, parts_of
 from harvester.policy.step.guarantee import stretched_s
 from harvester.policy.step.plan import plan_step
-from harvester.policy.step.view import Guarantee, StepView
-from harvester.policy.view import PolicyConfig, Running
+from harvester.policy.step.view import Guarantee, Owed, StepView
+from harvester.policy.view import EngineView, Plan, PolicyConfig, Running
+from harvester.policy.waiting import WaitingOnline
 from tests.policy.asked import slo
 from tests.policy.machine import CPU, a_model
 
@@ -28,25 +33,97 @@ VIEW = StepView(
 )
 
 
-def planned(share: float, **changes: object) -> tuple[int, int]:
-    view = replace(VIEW, guarantee=Guarantee(share) if share else None, **changes)  # type: ignore[arg-type]
+def planned(first: int, blocks: int, first_blocks: int, **changes: object) -> tuple[int, int]:
+    """The space in a step in which a job lacks ``blocks`` of its share, and ``first`` rows of it wait."""
+    names = frozenset(f"w{number}" for number in range(first))
+    view = replace(VIEW, owed=Owed(names, blocks, first_blocks) if first else None, **changes)  # type: ignore[arg-type]
     plan = plan_step(view, LIMITS)
     return plan.offline_slots, plan.offline_blocks
 
 
 def test_without_a_guarantee_the_reserve_is_kept() -> None:
-    assert planned(0.0) == (0, 8)
+    assert planned(0, 0, 0) == (0, 8)
 
 
 @pytest.mark.parametrize(
-    ("share", "expected"), [(0.1, (0, 8)), (0.5, (2, 46)), (0.9, (4, 58))], ids=["has it already", "half", "all that is free"]
+    ("lacking", "expected"),
+    [((2, 46, 99), (2, 46)), ((9, 86, 99), (4, 58)), ((1, 46, 10), (1, 10))],
+    ids=["half", "all that is free", "no more than its rows need"],
 )
-def test_a_share_opens_slots_and_blocks_that_are_kept_for_arrivals(share: float, expected: tuple[int, int]) -> None:
-    assert planned(share) == expected
+def test_what_a_job_lacks_opens_slots_and_blocks_that_are_kept_for_arrivals(
+    lacking: tuple[int, int, int], expected: tuple[int, int]
+) -> None:
+    assert planned(*lacking) == expected
 
 
 def test_an_arrival_that_waits_comes_before_the_share() -> None:
-    assert planned(0.9, online_waiting=1, online_waiting_blocks=2, waiting_tokens=20) == (0, 0)
+    assert planned(4, 86, 99, online_waiting=1, online_waiting_blocks=2, waiting_tokens=20) == (0, 0)
+
+
+def plan_of(
+    admission: str, running: dict[str, int], waiting: dict[str, int], shares: dict[str, float], *, order: str = "fair", chats: int = 16
+) -> Plan:
+    """16 chats, and rows by job, in an engine of 64 slots and 2,000 blocks that keeps 32 slots for chat."""
+    limits = PolicyConfig(reserved_slots=32, reserved_kv=0.1, offline_step_tokens=256)
+    brain = Brain(parts_of(PartsConfig(admission=admission, reserve="fixed", budget="fixed", offline_order=order), a_model(CPU)), limits)
+    held = list[Running]()
+    for number in range(chats):
+        brain.arrive(OnlineRequest(f"c{number}", blocks=10), 1.0)
+        held.append(ONLINE._replace(name=f"c{number}", blocks_now=10, context=159))
+
+    def row(name: str, job: str) -> OfflineRow:
+        guarantee, weight = Guarantee(shares[job]) if job in shares else None, 8.0 if job in shares else 100.0
+        lengths = {"final_blocks": 20, "tokens": 160, "blocks": 10, "prompt_tokens": 160, "max_tokens": 160}
+        return OfflineRow(name, job, weight=weight, guarantee=guarantee, **lengths)  # type: ignore[arg-type]
+
+    for job, count in running.items():
+        for number in range(count):
+            brain.arrive(row(f"{job}-r{number}", job), 1.0)
+            brain.offline.take(f"{job}-r{number}")
+            held.append(OFFLINE._replace(name=f"{job}-r{number}", blocks_now=10, blocks_final=20, context=159))
+    for job, count in waiting.items():
+        for number in range(count):
+            brain.arrive(row(f"{job}-w{number}", job), 2.0)
+    brain.offline.charge("late", 1e6)  # by the fair order the others are next
+    return brain.plan(EngineView(held, WaitingOnline(), 2000 - 10 * len(held), 2000, 64, 3.0, 16, 2048))
+
+
+ADMISSION = pytest.mark.parametrize("admission", ["expected", "worst"])
+
+
+def admitted(plan: Plan) -> dict[str, int]:
+    jobs = [name.split("-")[0] for name in plan.admit]
+    return {job: jobs.count(job) for job in dict.fromkeys(jobs)}
+
+
+@ADMISSION
+@pytest.mark.parametrize("order", ["fair", "fcfs"])
+def test_rows_of_other_jobs_do_not_fill_the_share_of_a_late_job_and_are_not_given_it(admission: str, order: str) -> None:
+    plan = plan_of(admission, {"other": 16}, {"other": 20, "late": 20}, {"late": 0.25}, order=order)
+    assert admitted(plan) == {"late": 16}
+    assert admitted(plan_of(admission, {"other": 16}, {"other": 20, "late": 20}, {}, order=order)) == {}
+
+
+@ADMISSION
+def test_below_its_share_a_late_job_goes_first_and_beyond_it_by_the_fair_order(admission: str) -> None:
+    plan = plan_of(admission, {"late": 14}, {"other": 20, "late": 20}, {"late": 0.25}, chats=10)
+    assert [name.split("-")[0] for name in plan.admit] == ["late"] * 2 + ["other"] * 6
+
+
+@ADMISSION
+def test_a_late_job_that_has_its_share_or_no_row_that_waits_opens_nothing(admission: str) -> None:
+    assert admitted(plan_of(admission, {"late": 16}, {"other": 20, "late": 20}, {"late": 0.25})) == {}
+    assert admitted(plan_of(admission, {"late": 1, "other": 15}, {"other": 20}, {"late": 0.25})) == {}
+    most_kv = plan_of(admission, {"late": 6, "other": 10}, {"late": 20}, {"late": 0.028})  # 2 of 64 slots, 57 of 2,000 blocks
+    assert admitted(most_kv) == {}
+
+
+@ADMISSION
+def test_the_late_job_that_holds_the_least_of_its_share_is_served_first(admission: str) -> None:
+    plan = plan_of(admission, {"late": 3, "later": 5, "other": 8}, {"late": 20, "later": 20, "other": 20}, {"late": 0.2, "later": 0.1})
+    assert admitted(plan) == {"late": 10}
+    plan = plan_of(admission, {"late": 12, "later": 0, "other": 4}, {"late": 20, "later": 20, "other": 20}, {"late": 0.2, "later": 0.1})
+    assert admitted(plan) == {"later": 7}
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from harvester.policy.order.offline import OfflineRow
 from harvester.policy.order.online import OnlineRequest
 from harvester.policy.parts import ADMISSIONS, BUDGETS, OFFLINE_ORDERS, ONLINE_ORDERS, RESERVES, TABLES, PartsConfig, parts_of
 from harvester.policy.step.batch import batch_of
-from harvester.policy.step.view import Guarantee, StepView
+from harvester.policy.step.view import Guarantee, Owed, StepView
 from harvester.policy.view import EngineView, Running
 from harvester.policy.waiting import Waiting, WaitingOnline
 from tests.policy.asked import LIMITS, MODEL, chat, prompt, room_for, row, rows_of, view
@@ -180,6 +180,12 @@ class OfflineOrders(RuleBasedStateMachine):
         assert {name: one.job for name, one in self.order.known.items()} == {name: one.job for name, one in held.items()}
         given_ = [guarantee for guarantee in self.newest.values() if guarantee is not None]
         assert self.order.guarantee() == max(given_, key=lambda one: one.share, default=None)
+        late, waits = self.order.late(), {one.job for one in self.waits.values()}
+        assert (late is None) == (not any(guarantee is not None and job in waits for job, guarantee in self.newest.items()))
+        if late is not None:
+            given_to = self.newest[late.job]
+            assert given_to is not None
+            assert (late.share, late.held) == (given_to.share, sum(one.job == late.job for one in self.runs.values()))
         check = getattr(self.order, "check", None)
         if check is not None:
             check()
@@ -274,13 +280,14 @@ def test_the_rows_that_are_admitted_are_the_first_and_fit(
 @pytest.mark.parametrize("name", ADMISSIONS)
 @given(
     rows=st.lists(ROWS, min_size=1, max_size=6, unique_by=lambda one: one.name),
-    share=st.sampled_from([0.1, 0.5, 0.9]),
+    lacking=st.sampled_from([10, 51, 91]),
     free=st.integers(0, 100),
 )
-def test_a_guarantee_never_admits_fewer_rows_and_no_more_than_is_free(name: str, rows: list[OfflineRow], share: float, free: int) -> None:
+def test_a_guarantee_never_admits_fewer_rows_and_no_more_than_is_free(name: str, rows: list[OfflineRow], lacking: int, free: int) -> None:
     seen = view(chat(), max_seqs=8, free_blocks=free, total_blocks=102, reserve=(4, 40))
     admission = ADMISSIONS[name](CONFIG)
-    less, more = (admits(admission, rows, replace(seen, guarantee=given_)) for given_ in (None, Guarantee(share)))
+    first = Owed(frozenset(one.name for one in rows), lacking, sum(admission.blocks(one) for one in rows))
+    less, more = (admits(admission, rows, replace(seen, owed=given_)) for given_ in (None, first))
     assert sum(one.blocks for one in rows if one.name in more) <= free
     assume(less == tuple(one.name for one in rows[: len(less)]))  # a row that fits only with the guarantee may keep out those behind it
     assert more[: len(less)] == less

@@ -44,6 +44,17 @@ class _Refused(NamedTuple):
     cap: float
 
 
+class _Caps(NamedTuple):
+    """Maximum peaks of the curve, in tokens: all KV less chat's, the margin and the reserve.
+
+    ``alone``: without the margin, for a row by itself; ``calm``: without chat.
+    """
+
+    beside: float
+    alone: float
+    calm: float
+
+
 class Expected:
     """Rows are admitted while the peak of their curve stays within the KV that chat, its reserve and the margin leave."""
 
@@ -59,14 +70,17 @@ class Expected:
     def blocks(self, row: OfflineRow) -> int:
         return row.blocks
 
+    def holds(self, one: Running, block_tokens: int) -> int:
+        return one.blocks_now if one.step_tokens <= 1 else -(-(one.context + one.step_tokens) // block_tokens)
+
     def space(self, view: StepView, batch: Batch, config: PolicyConfig) -> Space:
         """The blocks are those that are free now, less what running prompts will take."""
         kept_slots, kept_blocks = kept(view, config)
         slots = view.max_seqs - kept_slots - len(view.running)
         pending = _pending(view, batch)
-        free, held = view.free_blocks - pending, batch.final_blocks - batch.growth_blocks + pending
+        free = view.free_blocks - pending
         least = (0, 0) if view.running else (1, view.offline_next_blocks)
-        return opened((max(slots, least[0]), max(free - kept_blocks, least[1])), view, batch, free, held)
+        return opened((max(slots, least[0]), max(free - kept_blocks, least[1])), view, free)
 
     def admitted(self, rows: Rows, space: Space, view: StepView, batch: Batch, config: PolicyConfig) -> tuple[str, ...]:
         """O(running); O(1) while the same row is refused. Shared KV is counted in full for new rows, and discounted for running ones.
@@ -84,18 +98,21 @@ class Expected:
         whole = view.total_blocks - view.free_blocks - chat  # blocks in use, without those of running chat
         others = bool(batch.decodes or batch.prefills or view.loading_rows)
         chat_blocks = chat + _prompt_growth(view, batch) + max(0, whole - offline)  # and those in use for requests that do not run
-        cap, alone_cap = (_cap_tokens(view, config, chat_blocks, margin) for margin in (self.margin.share, 0.0))
-        calm_cap = _cap_tokens(view, config, 0, self.margin.share)
+        owed, usual = view.owed, self._caps(view, config, chat_blocks, None)
+        first = usual if owed is None else self._caps(view, config, chat_blocks, self._rows_hold(view, batch) + owed.blocks)
+
+        def caps_of(row: OfflineRow) -> _Caps:
+            return first if owed is not None and row.name in owed.names else usual
 
         def waits_for_rows(row: OfflineRow) -> bool:
             """Whether other rows are what it waits for. One that needs the margin only because of chat waits for chat, unless alone."""
-            need = row.tokens + _left(self._length(row), row.tokens) + view.block_tokens / 2
-            return need <= cap or (need <= alone_cap and (not others or need > calm_cap))
+            need, caps = row.tokens + _left(self._length(row), row.tokens) + view.block_tokens / 2, caps_of(row)
+            return need <= caps.beside or (need <= caps.alone and (not others or need > caps.calm))
 
         queue = _Queue(rows(()) if idle else passing(rows, waits_for_rows), space)
         if not queue.reach(1):
             return ()
-        if not idle and self._is_still_refused(queue.found[0].name, view, batch, cap):
+        if not idle and self._is_still_refused(queue.found[0].name, view, batch, caps_of(queue.found[0]).beside):
             return ()
         self._follow(view, batch)
         shared = _shared_tokens(view, batch, offline - whole)
@@ -105,12 +122,29 @@ class Expected:
             if not queue.reach(count):
                 return False
             more = [(_left(self._length(row), row.tokens), row.tokens + shared) for row in queue.found[:count]]
-            return (idle and count == 1) or self._curve.peak_tokens(more, spare) <= (cap if others or count > 1 else alone_cap)
+            caps = caps_of(queue.found[count - 1])
+            return (idle and count == 1) or self._curve.peak_tokens(more, spare) <= (caps.beside if others or count > 1 else caps.alone)
 
         admitted = queue.found[: largest_from_below(space[0], fits)]
         if not admitted:
-            self._refused = _refusal(queue.found[0].name, view, batch, cap)
+            self._refused = _refusal(queue.found[0].name, view, batch, caps_of(queue.found[0]).beside)
         return tuple([row.name for row in admitted])
+
+    def _rows_hold(self, view: StepView, batch: Batch) -> int:
+        """KV blocks of the running rows, with those that their prompts will still take."""
+        prompts = [view.running[place] for place in batch.prefills]
+        growth = sum([self.holds(one, view.block_tokens) - one.blocks_now for one in prompts])
+        return batch.final_blocks - batch.growth_blocks + growth
+
+    def _caps(self, view: StepView, config: PolicyConfig, chat_blocks: int, given_blocks: int | None) -> _Caps:
+        """``given_blocks``: KV blocks that offline work may hold whatever the reserve, where chat leaves them."""
+
+        def tokens(chat_blocks: int, margin: float) -> float:
+            blocks = (1.0 - margin) * view.total_blocks - chat_blocks
+            cap = blocks - kept(view, config)[1]
+            return (cap if given_blocks is None else max(cap, min(blocks, given_blocks))) * view.block_tokens
+
+        return _Caps(tokens(chat_blocks, self.margin.share), tokens(chat_blocks, 0.0), tokens(0, self.margin.share))
 
     def ended(self, row: OfflineRow, answer_tokens: int | None) -> None:
         self._by_name.pop(row.name, None)
@@ -209,15 +243,6 @@ def _refusal(name: str, view: StepView, batch: Batch, cap: float) -> _Refused:
     if newest is None:
         return _Refused(name, rows, "", 0, cap)
     return _Refused(name, rows, view.running[newest].name, view.running[newest].context, cap)
-
-
-def _cap_tokens(view: StepView, config: PolicyConfig, chat_blocks: int, margin: float) -> float:
-    """Maximum peak of the curve: all KV less chat's, the ``margin`` and the reserve, of which the guarantee may open a part."""
-    blocks = (1.0 - margin) * view.total_blocks - chat_blocks
-    cap = blocks - kept(view, config)[1]
-    if view.guarantee is not None:
-        cap = max(cap, min(blocks, view.guarantee.share * view.total_blocks))
-    return cap * view.block_tokens
 
 
 def _pending(view: StepView, batch: Batch) -> int:

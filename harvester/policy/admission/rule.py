@@ -10,7 +10,7 @@ from harvester.policy.order.offline import OfflineRow
 from harvester.policy.step.batch import Batch
 from harvester.policy.step.guarantee import opened
 from harvester.policy.step.view import StepView
-from harvester.policy.view import PolicyConfig
+from harvester.policy.view import PolicyConfig, Running
 
 MAX_PASSED, MAX_PASSED_OF_JOB = 256, 64  # rows too large for now that are skipped in a step: of all jobs, and of one
 
@@ -26,6 +26,9 @@ class Admission(Protocol):
 
     def blocks(self, row: OfflineRow) -> int:
         """KV blocks that a waiting row is charged."""
+
+    def holds(self, one: Running, block_tokens: int) -> int:
+        """KV blocks that a running row counts as holding."""
 
     def space(self, view: StepView, batch: Batch, config: PolicyConfig) -> Space:
         """The slots and KV blocks that new rows may take. An idle engine always admits one row."""
@@ -48,12 +51,15 @@ class WorstCase:
     def blocks(self, row: OfflineRow) -> int:
         return row.final_blocks
 
+    def holds(self, one: Running, block_tokens: int) -> int:
+        return one.blocks_final
+
     def space(self, view: StepView, batch: Batch, config: PolicyConfig) -> Space:
         kept_slots, kept_blocks = kept(view, config)
         slots = view.max_seqs - kept_slots - len(view.running)
         free = view.free_blocks - batch.growth_blocks - view.loading_growth
         least = (0, 0) if view.running else (1, view.offline_next_blocks)
-        return opened((max(slots, least[0]), max(free - kept_blocks, least[1])), view, batch, free, batch.final_blocks)
+        return opened((max(slots, least[0]), max(free - kept_blocks, least[1])), view, free)
 
     def admitted(self, rows: Rows, space: Space, view: StepView, batch: Batch, config: PolicyConfig) -> tuple[str, ...]:
         slots, blocks = space

@@ -48,6 +48,14 @@ class OfflineRow(NamedTuple):
         return self.tokens - self.prompt_tokens
 
 
+class Late(NamedTuple):
+    """A job near its deadline. ``share``: of slots and KV, guaranteed to it; ``held``: rows that have been admitted and have not ended."""
+
+    job: str
+    share: float
+    held: int
+
+
 class OfflineOrder(Protocol):
     """The order in which offline rows are admitted. Names are unique. Calls are O(log rows), except `rows`, which is lazy."""
 
@@ -73,6 +81,9 @@ class OfflineOrder(Protocol):
     def guarantee(self) -> Guarantee | None:
         """The largest guarantee of a job with rows; None where no job has one."""
 
+    def late(self) -> Late | None:
+        """Of the jobs with a guarantee and waiting rows, the one that holds the fewest slots for its share; None: there is none."""
+
     def __len__(self) -> int:
         """How many wait."""
 
@@ -85,6 +96,7 @@ class _Rows:
         self._counts: Counter[str] = Counter()
         self._guarantees: dict[str, Guarantee] = {}  # as the newest row of the job says
         self._waiting: dict[str, OfflineRow] = {}
+        self._waits = Counter[str]()  # waiting rows by job
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -96,6 +108,14 @@ class _Rows:
     def guarantee(self) -> Guarantee | None:
         return max(self._guarantees.values(), key=lambda given: given.share, default=None) if self._guarantees else None
 
+    def late(self) -> Late | None:
+        if not self._guarantees:
+            return None
+        found = [
+            Late(job, given.share, self._counts[job] - self._waits[job]) for job, given in self._guarantees.items() if self._waits[job]
+        ]
+        return min(found, key=lambda one: one.held / one.share, default=None)
+
     def _enter(self, row: OfflineRow) -> None:
         assert row.name not in self._waiting, f"{row.name} waits already"
         if row.guarantee is not None and self._tells(row):
@@ -106,6 +126,14 @@ class _Rows:
             self._counts[row.job] += 1
         self._known[row.name] = row
         self._waiting[row.name] = row
+        self._waits[row.job] += 1
+
+    def _unwait(self, name: str) -> OfflineRow | None:
+        """The row waits no longer; None where it did not."""
+        row = self._waiting.pop(name, None)
+        if row is not None:
+            self._waits[row.job] -= 1
+        return row
 
     def _tells(self, row: OfflineRow) -> bool:
         """Whether the row says what its job is given now. One that lost its KV says what that was when it was sent."""
@@ -120,7 +148,7 @@ class _Rows:
         self._counts[job] -= 1
         if self._counts[job]:
             return None
-        del self._counts[job]
+        del self._counts[job], self._waits[job]
         self._guarantees.pop(job, None)
         return job
 
@@ -128,7 +156,8 @@ class _Rows:
         """Raise AssertionError where a row waits that has ended, or a job is counted wrong."""
         assert set(self._waiting) <= set(self._known)
         assert self._counts == Counter(row.job for row in self._known.values())
-        assert set(self._guarantees) <= set(self._counts)
+        assert +self._waits == Counter(row.job for row in self._waiting.values())
+        assert set(self._guarantees) | set(self._waits) <= set(self._counts)
 
 
 class Fair(_Rows):
@@ -149,7 +178,7 @@ class Fair(_Rows):
         insort(self._queues.setdefault(row.job, []), row, key=_place)
 
     def take(self, name: str) -> None:
-        row = self._waiting.pop(name, None)
+        row = self._unwait(name)
         if row is None:
             return
         rows = self._queues[row.job]
@@ -189,7 +218,7 @@ class Fcfs(_Rows):
         insort(self._queue, row, key=self._key)
 
     def take(self, name: str) -> None:
-        row = self._waiting.pop(name, None)
+        row = self._unwait(name)
         if row is not None:
             _remove(self._queue, row, self._key)
 

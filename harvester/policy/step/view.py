@@ -22,6 +22,18 @@ class Guarantee:
 
 
 @dataclass(frozen=True, slots=True)
+class Owed:
+    """What a job near its deadline lacks of its guaranteed share, and its first waiting rows, which are admitted before all others.
+
+    ``blocks``: KV blocks that it lacks; ``first_blocks``: those that its first rows need. As many rows as slots are lacking, at most.
+    """
+
+    names: frozenset[str]
+    blocks: int
+    first_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
 class StepView:
     """What a step is planned from. Requests are named by their place in ``running``, oldest first."""
 
@@ -43,7 +55,8 @@ class StepView:
     offline_step_s: float = math.inf  # most seconds of a step of offline work alone
     loading_growth: int = 0  # KV blocks that offline requests whose KV is read back will still need
     reserve: tuple[int, int] | None = None  # slots and KV blocks kept for arrivals; None: the fixed share of `PolicyConfig`
-    guarantee: Guarantee | None = None  # to offline work, for a job near its deadline
+    guarantee: Guarantee | None = None  # the largest of a job near its deadline
+    owed: Owed | None = None  # to such a job; None: none lacks any of its share
     ranks: Mapping[str, int] = field(default_factory=dict)  # of online requests: who goes first
     waiting_unpromised: bool = False  # one of the waiting online requests has no TTFT SLO
     debt_s: float = 0.0  # seconds by which the delay of chat without an SLO exceeds the allowed one
