@@ -14,7 +14,7 @@ _SENTENCE_END = re.compile(r"(?<![.!?…])[.!?…]++[\"'”’»)\]]*+(?=\s|\Z)|
 _WORD_END = re.compile(r"\S(?=\s)")
 _NO_SPACE = re.compile(r"\S")
 _WINDOW_CHARS = 2048  # searched from the cut backwards before the whole text is
-_HEAD_CHARS_PER_TOKEN = 16  # a text longer than this times the budget is measured by its head first
+HEAD_CHARS_PER_TOKEN = 16  # a text longer than this times the budget is measured by its head first
 _REFINEMENTS = 4
 _SLACK = 0.05  # of the room for the text: this much may stay free
 
@@ -104,11 +104,11 @@ class _Bracket:
 async def measure(text: str, count: Count, budget_tokens: int, start: int = 0) -> tuple[str, int]:
     """``text[start:]`` and the tokens of its prompt. For a text that is far too long: a head of it that is too long too, and the head's.
 
-    Nothing longer is counted than `_HEAD_CHARS_PER_TOKEN` for each token of the budget, or so many times a head that fits.
+    Nothing longer is counted than `HEAD_CHARS_PER_TOKEN` for each token of the budget, or so many times a head that fits.
     """
     max_chars = max(1, budget_tokens)
     while True:
-        max_chars *= _HEAD_CHARS_PER_TOKEN
+        max_chars *= HEAD_CHARS_PER_TOKEN
         head = text[start : start + max_chars]
         tokens = await count(head)
         if tokens > budget_tokens or start + max_chars >= len(text):

@@ -10,9 +10,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from jobs.config import PriceConfig
+from jobs.plan import asked as asked_of
 from jobs.plan import estimate as module
 from jobs.plan.estimate import Known, estimate
-from jobs.spec import JobRequest
+from jobs.spec import JobRequest, OnLong
+from jobs.tasks.abilities import Abilities
 
 ROWS = 300  # of a row group
 
@@ -83,3 +85,69 @@ def test_rows_that_are_no_utf8_are_not_in_the_sample(tmp_path: Path) -> None:
     pq.write_table(pa.table({"text": texts}), tmp_path / "docs.parquet")
     found = sampled(tmp_path / "docs.parquet")
     assert (found["rows"], found["sampled_rows"], found["estimated_prompt_tokens"]) == (2, 1, 2 * 3)
+
+
+BUDGET = 100  # tokens of a prompt; 10 more are for the answer
+TASK = {"prompt": "Summarize this text in one sentence, please, and no more: {text}", "max_tokens": 10, "combine": "Combine:{text}"}
+BARE = 58 // 4 + 0.5  # tokens of the prompt without its text
+
+
+def of_texts(tmp_path: Path, *chars: int, on_long: str = "truncate", task: dict[str, Any] = TASK) -> dict[str, Any]:
+    """The estimate for texts of so many characters each."""
+    texts = ["x" * count for count in chars]
+    pq.write_table(pa.table({"text": texts, "more": texts}), tmp_path / "docs.parquet")
+    given = {"source": {"uri": str(tmp_path / "docs.parquet")}, "task": "plain", "task_inline": task, "on_long": on_long}
+    price = PriceConfig(prompt_per_million=1e6, output_per_million=1e6, currency="EUR")
+    return estimate(JobRequest.model_validate(given), Known(model="tiny", able=Abilities(context_tokens=BUDGET + 10), price=price))
+
+
+def test_a_text_that_will_be_cut_counts_as_far_as_the_model_reads_it(tmp_path: Path) -> None:
+    found = of_texts(tmp_path, 400_000, 40)
+    assert found["estimated_prompt_tokens"] == round(BUDGET + BARE + 10)
+    assert (found["most_output_tokens"], found["price"]["amount"]) == (20, found["estimated_prompt_tokens"] + 20)
+    assert found["notes"][-1] == "Too long for the 110 tokens of tiny: 1 of 2 sampled rows (1 cut to fit)."
+
+
+def test_a_row_that_will_be_refused_costs_nothing(tmp_path: Path) -> None:
+    found = of_texts(tmp_path, 400_000, 40, on_long="error")
+    assert (found["estimated_prompt_tokens"], found["most_output_tokens"]) == (round(BARE + 10), 10)
+    assert found["notes"][-1] == "Too long for the 110 tokens of tiny: 1 of 2 sampled rows (1 refused)."
+
+
+def test_a_row_of_several_columns_is_refused_too_for_none_of_them_may_be_cut(tmp_path: Path) -> None:
+    found = of_texts(tmp_path, 400_000, 40, task={"prompt": "Compare {text} and {more}", "max_tokens": 10})
+    assert (found["estimated_prompt_tokens"], found["most_output_tokens"]) == (round((13 + 80) / 4), 10)
+
+
+def test_a_text_that_will_be_read_in_parts_counts_with_what_they_repeat_and_with_the_requests_that_combine(tmp_path: Path) -> None:
+    room = BUDGET - BARE
+    parts_chars = int(4 * (room + 3 * 0.9 * room))  # of four parts
+    found = of_texts(tmp_path, parts_chars, 40, on_long="split")
+    of_parts = 4 * BARE + parts_chars / 4 + 3 * 0.1 * room
+    combining = 8 / 4 + 4 * 10  # one prompt with the answers of the parts
+    assert found["estimated_prompt_tokens"] == round(of_parts + combining + BARE + 10)
+    assert found["most_output_tokens"] == (4 + 1 + 1) * 10
+    assert found["notes"][-1] == "Too long for the 110 tokens of tiny: 1 of 2 sampled rows (1 read in parts)."
+
+
+def test_answers_of_many_parts_are_combined_level_by_level() -> None:
+    bounds = asked_of.Bounds(budget_tokens=100, on_long=OnLong.SPLIT, answer_tokens=30)
+    row = asked_of.SampledRow((), 19 * 100, 0)  # parts of 100 and 20 of 90
+    assert asked_of.asked(row, 1.0, bounds) == asked_of.Asked(21 + 7 + 2 + 1, 1900 + 200 + 21 * 30 + 6 * 30 + 3 * 30, is_long=True)
+
+
+def test_the_tokenizer_is_not_asked_to_count_the_whole_of_a_text_that_is_far_too_long(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"text": ["x" * 400_000]}), tmp_path / "docs.parquet")
+    asked: list[int] = []
+
+    def count(messages: tuple[Any, ...]) -> int:
+        asked.append(len(messages[0]["content"]))
+        return asked[-1] // 2
+
+    found = sampled(tmp_path / "docs.parquet", able=Abilities(context_tokens=110), count=count)
+    assert (asked, found["estimated_prompt_tokens"]) == ([16 * 110], 100)
+
+
+def test_a_model_that_nobody_asked_gets_the_whole_text(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"text": ["x" * 400_000]}), tmp_path / "docs.parquet")
+    assert sampled(tmp_path / "docs.parquet")["estimated_prompt_tokens"] == 100_000
