@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from functools import lru_cache
 from typing import Any, NoReturn
 
@@ -68,8 +69,8 @@ def parse_answer(task: Task, text: str, finish_reason: str) -> dict[str, object]
         return {EMBEDDING: json.loads(text)}
     if task.answer is AnswerKind.CHOICE:
         return {OUTPUT: _choice(task, text.strip(), finish_reason)}
-    value = _json(task, text, finish_reason)
     try:
+        value = _json(task, text, finish_reason)
         _check(task, value)
         return {name: shape.cell(value.get(name)) for name, shape in _shapes(task)}
     except OverflowError as error:
@@ -89,8 +90,9 @@ def _choice(task: Task, answer: str, finish_reason: str) -> str:
 
 
 def _json(task: Task, text: str, finish_reason: str) -> Any:
+    """Raises `OverflowError` for a number that a double cannot hold, and `RowError` for what is not JSON."""
     try:
-        return json.loads(text, parse_constant=_no_constant)
+        return json.loads(text, parse_constant=_no_constant, parse_float=_number)
     except (ValueError, RecursionError) as error:
         if finish_reason == "length":
             _cut_off(task, text)
@@ -99,6 +101,13 @@ def _json(task: Task, text: str, finish_reason: str) -> Any:
 
 def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a JSON value")
+
+
+def _number(digits: str) -> float:
+    value = float(digits)
+    if math.isinf(value):
+        raise OverflowError(f"{digits} is larger than a double holds")
+    return value
 
 
 def _cut_off(task: Task, text: str) -> NoReturn:

@@ -140,6 +140,7 @@ def test_half_a_surrogate_pair_does_not_break_the_part(kind: dict[str, Any]) -> 
 
 
 PRICE = json_task({"price": {"type": "integer", "minimum": 0}, "size": {"type": "number"}}, required=["price"])
+ANYTHING = json_task({"any": {}})
 
 
 @pytest.mark.parametrize(
@@ -159,6 +160,8 @@ PRICE = json_task({"price": {"type": "integer", "minimum": 0}, "size": {"type": 
         pytest.param(PRICE, "[]", "stop", "schema_mismatch", "is not of type 'object'", id="list"),
         pytest.param(PRICE, '{"price": 9223372036854775808}', "stop", "schema_mismatch", "outside the range of int64", id="int64"),
         pytest.param(PRICE, f'{{"price": 1, "size": 1{"0" * 400}}}', "stop", "schema_mismatch", "number", id="float64"),
+        pytest.param(PRICE, '{"price": 1, "size": -1e400}', "stop", "schema_mismatch", "-1e400 is larger than a double", id="infinity"),
+        pytest.param(ANYTHING, '{"any": [1e400]}', "stop", "schema_mismatch", "1e400 is larger than a double", id="infinity-inside"),
     ],
 )
 def test_a_wrong_answer_is_a_row_error(task: Task, text: str, finish_reason: str, code: str, message: str) -> None:
