@@ -20,8 +20,9 @@ def exactly(relation: duckdb.DuckDBPyRelation) -> duckdb.DuckDBPyRelation:
     if all(kind == exact for kind, exact in kinds):
         return relation
     names = ['"' + name.replace('"', '""') + '"' for name in relation.columns]
-    columns = [name if kind == exact else f"cast({name} as {exact}) as {name}" for name, (kind, exact) in zip(names, kinds, strict=True)]
-    return relation.project(", ".join(columns))
+    # By position: a query may name two columns alike.
+    columns = [f"#{i}" if kind == exact else f"cast(#{i} as {exact})" for i, (kind, exact) in enumerate(kinds, 1)]
+    return relation.project(", ".join(f"{column} as {name}" for column, name in zip(columns, names, strict=True)))
 
 
 def _exact(kind: DuckDBPyType) -> DuckDBPyType:

@@ -26,8 +26,11 @@ def csv_lines(out: IO[bytes], schema: pa.Schema, batches: Iterable[pa.RecordBatc
 
 
 def _flat(column: pa.Array) -> pa.Array:
-    if _fits_csv(column.type):
-        return column
+    return column if _fits_csv(column.type) else as_text(column)
+
+
+def as_text(column: pa.Array) -> pa.Array:
+    """Each value as a cell of CSV has it."""
     return pa.array([None if value is None else text(value) for value in values(column)], pa.string())
 
 

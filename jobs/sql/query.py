@@ -12,6 +12,7 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from connectors.databases.exact import exactly
 from connectors.databases.shape import tokens
 from connectors.errors import HarvesterError, StorageError
 from jobs.errors import QueryError
@@ -78,12 +79,12 @@ def run(connection: duckdb.DuckDBPyConnection, state_dir: Path, query: str, batc
 
 
 def run_checked(connection: duckdb.DuckDBPyConnection, query: str, batch_rows: int) -> pa.RecordBatchReader:
-    """As `run`, for a query that the caller has checked."""
+    """As `run`, for a query that the caller has checked. Values that Arrow has no type for are text, as in `exactly`."""
     with _mapped(connection, query):
         result = cast("duckdb.DuckDBPyRelation | None", connection.sql(query))  # None for a statement without rows
         if result is None:
             return pa.RecordBatchReader.from_batches(pa.schema([]), [])
-        return result.to_arrow_reader(batch_rows)
+        return exactly(result).to_arrow_reader(batch_rows)
 
 
 def batches(reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:

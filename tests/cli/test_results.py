@@ -139,6 +139,14 @@ def test_numbers_of_any_size_are_numbers_in_json_where_they_are_exact(cli):
     assert json.loads(cli("sql", query, "--format", "json").stdout) == [{"s": 10, "d": "0.12345678901234567891", "t": "P1M2DT3S"}]
 
 
+def test_values_that_parquet_has_no_type_for_are_text(cli, tmp_path):
+    query = "select 7 as n, interval '1 month 2 days 3 seconds' as i, union_value(k := 1) as u, {} as s, [interval 1 day, null] as l"
+    assert cli("sql", f"{query} union all by name select 8 as n", "-o", tmp_path / "out.parquet").exit_code == 0
+    whole, empty = pq.read_table(tmp_path / "out.parquet").to_pylist()
+    assert whole == {"n": 7, "i": "P1M2DT3S", "u": "1", "s": "{}", "l": '["P1D", null]'}
+    assert empty == {"n": 8, "i": None, "u": None, "s": None, "l": None}
+
+
 def test_a_table_that_into_wrote_is_read_by_the_name_that_into_takes(cli, tmp_path):
     with duckdb.connect(tmp_path / "shop.duckdb") as connection:
         connection.execute("create table docs as select 7 as n; create table harvester_parts as select 1 as x")

@@ -282,3 +282,16 @@ def test_a_long_result_comes_in_batches_before_it_is_complete(state):
     with connect(state) as connection:
         reader = run(connection, state, "select range from range(1000000000000)", batch_rows=1000)
         assert next(batches(reader)).num_rows == 1000
+
+
+def test_values_that_arrow_has_no_type_for_are_text_also_in_columns_of_one_name(tmp_path):
+    (tmp_path / "state").mkdir()
+    query = "select 340282366920938463463374607431768211455::uhugeint as a, 1 as a, ['12:00:00+02'::timetz] as t, '101'::bit as \"b\"\"c\""
+    with connect(tmp_path / "state") as connection:
+        reader = run(connection, tmp_path / "state", query)
+        found = [
+            (field.name, column.to_pylist())
+            for batch in batches(reader)
+            for field, column in zip(reader.schema, batch.columns, strict=True)
+        ]
+    assert found == [("a", ["340282366920938463463374607431768211455"]), ("a", [1]), ("t", [["12:00:00+02"]]), ('b"c', ["101"])]

@@ -38,6 +38,10 @@ def test_views_and_results_are_read(state: Path) -> None:
     assert (found.columns, found.rows, found.is_cut) == ((("row_id", "int64"), ("output", "string")), ((0, "a"), (1, None)), False)
 
 
+def test_values_that_arrow_has_no_type_for_are_text(state: Path) -> None:
+    assert answer(state, "select '101'::bit as b, '12:00:00+02'::timetz as t").rows == (("101", "12:00:00+02"),)
+
+
 READS = [
     "pivot (select 1 as a, 2 as b) on a using sum(b)",
     "explain select 1",

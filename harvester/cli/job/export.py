@@ -14,7 +14,7 @@ from typing import IO
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from connectors.targets.lines import csv_lines, json_lines
+from connectors.targets.lines import as_text, csv_lines, json_lines
 from harvester.cli.table import markdown_table, text_table
 from harvester.errors import StorageError, UsageError
 
@@ -55,9 +55,7 @@ def write(out: IO[bytes], shape: Format, schema: pa.Schema, batches: Batches) ->
     renamed = pa.schema([field.with_name(name) for name, field in zip(names, schema, strict=True)])
     counted = _Counted(batch.rename_columns(names) for batch in batches)
     if shape is Format.PARQUET:
-        with pq.ParquetWriter(out, renamed, compression="zstd") as parquet:
-            for batch in counted:
-                parquet.write_batch(batch)
+        _parquet(out, renamed, counted)
     elif shape is Format.CSV:
         csv_lines(out, renamed, counted)
     else:
@@ -121,6 +119,23 @@ def _distinct(names: list[str]) -> list[str]:
             fresh = f"{name}_{count}"
         found.append(fresh)
     return found
+
+
+def _parquet(out: IO[bytes], schema: pa.Schema, batches: Batches) -> None:
+    """Columns of types that Parquet lacks (intervals, unions, structs without fields) become text, as in CSV."""
+    kept = pa.schema([field if _fits_parquet(field) else pa.field(field.name, pa.string()) for field in schema])
+    with pq.ParquetWriter(out, kept, compression="zstd") as parquet:
+        for batch in batches:
+            columns = [as_text(old) if field.type != old.type else old for field, old in zip(kept, batch.columns, strict=True)]
+            parquet.write_batch(pa.record_batch(columns, schema=kept))
+
+
+def _fits_parquet(field: pa.Field) -> bool:
+    try:
+        pq.ParquetWriter(pa.BufferOutputStream(), pa.schema([field])).close()
+    except pa.ArrowNotImplementedError:
+        return False
+    return True
 
 
 def _jsonl(schema: pa.Schema, batches: Batches) -> Iterator[str]:
