@@ -145,6 +145,6 @@ def dump(value: object) -> str:
 
 
 def text(value: object) -> str:
-    """As a file keeps it: text as it is, anything else as JSON."""
-    shown = plain(value)
+    """As a file keeps it: text as it is, a decimal with all its digits, anything else as JSON."""
+    shown = format(value, "f") if isinstance(value, Decimal) else plain(value)
     return shown if isinstance(shown, str) else dump(shown)

@@ -1,4 +1,8 @@
-"""CSV, TSV and the like: a header, then rows. A column is boolean or a number if every cell is one, else text."""
+"""CSV, TSV and the like: a header, then rows. A column is boolean or a number if every cell is one, else text.
+
+A prompt writes numbers out, so a number type must give the cells back as they stood: ``12.50`` becomes a decimal, and columns with
+``3.9`` and ``3.10`` (versions) or ``1E5`` (product codes) stay text.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +29,7 @@ from connectors.paths.files import DataFile
 from connectors.paths.names import COMPRESSIONS
 
 MAX_ROW_CHARS = 16 << 20  # on all lines of the row
+MAX_DECIMAL_DIGITS = 18  # of numbers that all have as many digits after the point; such a decimal fits 64 bits
 BATCH_ROWS = 4096
 BATCH_CHARS = 8 << 20  # with delimiters, since empty cells take memory too
 _DELIMITERS = (",", ";", "\t", "|")
@@ -39,7 +44,19 @@ _PATTERNS: dict[pa.DataType, str] = {
     pa.int64(): r"^(-?(0|[1-9][0-9]{0,17}))?$",
     pa.float64(): rf"^(-?([0-9]{{1,15}}|{_FRACTIONS})([eE][+-]?[0-9]{{1,2}})?)?$",
 }
-_LEADING_ZERO = r"^-?0[0-9]"
+# What a double does not give back: a leading zero, a last zero as in 3.10, and exponents without a point, except as programs write 1e-05.
+_NOT_A_DOUBLE = r"^-?0[0-9]|\.[0-9]+0$|^-?[0-9]+(E|e[0-9])"
+_FIXED = re.compile(r"-?([0-9]+)\.([0-9]+)")
+
+
+def _fixed(cell: str) -> dict[pa.DataType, str]:
+    """The decimal type that holds ``cell`` with its last zeros, with the pattern of a column of such cells; empty where there is none."""
+    found = _FIXED.fullmatch(cell)
+    if found is None or len(cell) > MAX_DECIMAL_DIGITS:
+        return {}
+    scale = len(found[2])
+    whole = MAX_DECIMAL_DIGITS - scale
+    return {pa.decimal128(MAX_DECIMAL_DIGITS, scale): rf"^(-?(0|[1-9][0-9]{{0,{whole - 1}}})\.[0-9]{{{scale}}})?$"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +230,8 @@ class _Kinds:
             self._filled.append(False)
         for index in range(self.width if rows else 0):
             column = _cells(rows, index)
+            if not self._filled[index]:
+                self._possible[index] |= _fixed(next((row[index] for row in rows if index < len(row) and row[index]), ""))
             if self._possible[index]:
                 self._possible[index] = {kind: how for kind, how in self._possible[index].items() if _fits(column, kind, how)}
             self._filled[index] = self._filled[index] or bool(pc.any(pc.greater(pc.binary_length(column), 0)).as_py())
@@ -225,7 +244,7 @@ class _Kinds:
 def _fits(column: pa.Array, kind: pa.DataType, pattern: str) -> bool:
     if not pc.all(pc.match_substring_regex(column, pattern), min_count=0).as_py():
         return False
-    return kind != pa.float64() or not pc.any(pc.match_substring_regex(column, _LEADING_ZERO), min_count=0).as_py()
+    return kind != pa.float64() or not pc.any(pc.match_substring_regex(column, _NOT_A_DOUBLE), min_count=0).as_py()
 
 
 def _cells(rows: Sequence[Sequence[str]], index: int) -> pa.Array:

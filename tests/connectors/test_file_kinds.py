@@ -16,8 +16,10 @@ import pytest
 from connectors.files.stdin import Form, forget_input, form_of, keep_input
 from connectors.files.stream import opened as really_opened
 from connectors.open import open_source
-from connectors.text import TextProblem, texts
+from connectors.selection import Selection
+from connectors.text import TextProblem, rows, texts
 from harvester.errors import CopyTooLargeError, SourceError
+from jobs.tasks.template import plain_text
 
 
 def put(folder: Path, name: str, content: str | bytes) -> str:
@@ -81,6 +83,45 @@ def test_csv_columns_are_numbers_only_where_every_cell_is_one(tmp_path: Path) ->
     table = read(put(tmp_path, "x.csv", text))
     assert kinds(table) == {"id": "int64", "zip": "string", "score": "double", "flag": "bool", "late": "string", "empty": "string"}
     assert table.slice(3_000).to_pylist() == [{"id": 2, "zip": "08", "score": None, "flag": False, "late": "x", "empty": ""}]
+
+
+WRITTEN = {  # name: cells, the type, the cells as a prompt writes them (None: as they stand)
+    "prices": (["12.50", "", "-7.00", "1000.25"], "decimal128(18, 2)", None),
+    "small prices": (["0.10", "0.20"], "decimal128(18, 2)", None),
+    "versions": (["3.10", "3.9"], "string", None),
+    "prices with and without cents": (["12.50", "7"], "string", None),
+    "versions of one length": (["3.10", "3.11"], "decimal128(18, 2)", None),
+    "measurements": (["0.5", "12.25", "1.0", "100.0"], "double", None),
+    "whole numbers beside them": (["0.5", "7"], "double", ["0.5", "7.0"]),
+    "product codes": (["1E5", "2E3"], "string", None),
+    "product codes in small letters": (["1e5", "2e10"], "string", None),
+    "a code beside numbers": (["1.5", "1E5"], "string", None),
+    "exponents as programs write them": (["1e-05", "2.50E+3", "0.5"], "double", ["1e-05", "2500.0", "0.5"]),
+    "more digits than a double has": (["0.1234567890123456789", "0.5"], "string", None),
+    "more than 18 digits": (["12345678901234567.50", "0.10"], "string", None),
+    "a leading zero": (["00.50", "01.25"], "string", None),
+}
+
+
+@pytest.mark.parametrize(("cells", "kind", "written"), WRITTEN.values(), ids=WRITTEN.keys())
+def test_numbers_of_csv_stand_in_a_prompt_as_they_are_written(
+    tmp_path: Path, cells: list[str], kind: str, written: list[str] | None
+) -> None:
+    table = read(put(tmp_path, "x.csv", "id,n\n" + "".join(f"1,{cell}\n" for cell in cells)))
+    assert kinds(table)["n"] == kind
+    assert [plain_text(row["n"]) for row in rows(table)] == (written or cells)
+
+
+def test_the_type_of_a_csv_column_is_that_of_all_its_rows(tmp_path: Path) -> None:
+    many = "".join(f",{number}.50\n" for number in range(5_000))
+    assert kinds(read(put(tmp_path, "a.csv", "id,n\n" + ",\n" * 5_000 + many)))["n"] == "decimal128(18, 2)"
+    assert kinds(read(put(tmp_path, "b.csv", "id,n\n" + many + ",1.5\n")))["n"] == "string"
+    assert kinds(read(put(tmp_path, "c.csv", "id,n\n" + ",1.25\n" * 5_000 + ",1.50\n")))["n"] == "decimal128(18, 2)"
+
+
+def test_prices_of_csv_are_numbers_to_a_condition(tmp_path: Path) -> None:
+    path = put(tmp_path, "x.csv", "id,price\na,7.00\nb,12.50\nc,100.00\n")
+    assert read(path, selection=Selection(where="price > 10.5"))["id"].to_pylist() == ["b", "c"]
 
 
 CSV_FORMS = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from datetime import datetime, timedelta
+from decimal import Decimal
 
 import pyarrow as pa
 import pytest
@@ -51,6 +52,14 @@ def test_lines_of_such_times_are_written() -> None:
     out = io.BytesIO()
     csv_lines(out, batch.schema, [batch])
     assert out.getvalue().decode() == f'"at","n"\n"{TOLD}",1\n'
+
+
+def test_decimals_keep_their_last_zeros_in_csv_and_are_numbers_in_json() -> None:
+    batch = pa.record_batch({"price": pa.array([Decimal("12.50"), None], pa.decimal128(18, 2))})
+    assert list(json_lines(batch)) == ['{"price": 12.5}\n', '{"price": null}\n']
+    out = io.BytesIO()
+    csv_lines(out, batch.schema, [batch])
+    assert out.getvalue().decode() == '"price"\n"12.50"\n\n'
 
 
 def test_a_column_that_is_no_time_fails_as_it_did() -> None:
