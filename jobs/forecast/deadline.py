@@ -7,9 +7,11 @@ slowly, so that a raised job that is now in time does not lose at once what made
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from jobs.config import DeadlineConfig
+from jobs.forecast.stall import is_long
 from jobs.hint import SchedulingHint
 
 CALM = 0.8  # of the time left: a job expected to need less than that is lowered again
@@ -20,21 +22,33 @@ MAX_STEP = 4.0  # maximum factor of one raise
 
 @dataclass(frozen=True, slots=True)
 class DeadlineView:
-    """A job before a decision. ``high_s``: slow end of its expected finish as served now, seconds from now; None: not known."""
+    """A job before a decision. ``high_s``: slow end of its expected finish as served now, seconds from now; None: not known.
+
+    ``stalled_s``: for how long it has made no progress, though it has rows left.
+    """
 
     now_s: float
     deadline_at_s: float
     high_s: float | None
     hint: SchedulingHint
     others: bool  # other jobs have work too: a higher weight takes tokens from them
+    stalled_s: float = 0.0
+
+    @property
+    def slow_end_s(self) -> float | None:
+        """``high_s``; where it is not known, infinite for a job that has made no progress for long."""
+        if self.high_s is None and is_long(self.stalled_s, self.deadline_at_s - self.now_s):
+            return math.inf
+        return self.high_s
 
 
 def decide(view: DeadlineView, limits: DeadlineConfig) -> SchedulingHint:
     """The hint from now on. Boost and share never fall while the job is expected to be late, and are within the limits."""
     left_s = view.deadline_at_s - view.now_s
-    if view.high_s is None or left_s <= 0:
+    slow_s = view.slow_end_s
+    if slow_s is None or left_s <= 0:
         return view.hint
-    pressure = view.high_s / left_s
+    pressure = slow_s / left_s
     if pressure > 1.0:
         return _raised(view, limits, min(pressure, MAX_STEP))
     return _lowered(view.hint) if pressure < CALM else view.hint
@@ -59,15 +73,23 @@ def _lowered(now: SchedulingHint) -> SchedulingHint:
 
 def explain(view: DeadlineView, hint: SchedulingHint) -> str | None:
     """One sentence for the user; None for a job that needs nothing."""
-    if view.high_s is None:
+    state, is_late = _state(view)
+    if not hint.is_raised and not is_late:
         return None
-    late_s = view.now_s + view.high_s - view.deadline_at_s
-    if not hint.is_raised and late_s <= 0:
-        return None
-    state = f"may end {_time(late_s)} after its deadline" if late_s > 0 else "is expected to end in time"
     means = [f"{hint.boost:.3g} times its weight"] * (hint.boost > 1.0)
     means += [f"{hint.share:.0%} of the engine guaranteed"] * (hint.share > 0.0)
     return f"{state}; raised: {', '.join(means)}" if means else f"{state}; not raised: deadlines.max_boost and share_cap allow nothing"
+
+
+def _state(view: DeadlineView) -> tuple[str, bool]:
+    """What is expected of a job, and whether it is late."""
+    slow_s = view.slow_end_s
+    if slow_s is None:
+        return "has no forecast of its end now", False
+    if slow_s == math.inf:
+        return f"has made no progress for {_time(view.stalled_s)}", True
+    late_s = view.now_s + slow_s - view.deadline_at_s
+    return (f"may end {_time(late_s)} after its deadline", True) if late_s > 0 else ("is expected to end in time", False)
 
 
 def _time(seconds: float) -> str:

@@ -52,14 +52,6 @@ class Rate:
         return len(self._spans) >= 2
 
     @property
-    def totals(self) -> tuple[int, int] | None:
-        """Rows and tokens over the window."""
-        if len(self._samples) < 2:
-            return None
-        first, last = self._samples[0], self._samples[-1]
-        return last[1] - first[1], last[2] - first[2]
-
-    @property
     def tokens_per_s(self) -> float | None:
         """Over the window; None before any."""
         if len(self._samples) < 2:

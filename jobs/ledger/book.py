@@ -137,6 +137,7 @@ class JobBook:
         self.run("set_state", [*values.values(), record.spec.id])
         if target not in ACTIVE:
             record.rate.clear()
+            record.stall.clear()
             self.forecast.calm(record)
         return values
 

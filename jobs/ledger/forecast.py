@@ -10,7 +10,7 @@ from jobs.config import DeadlineConfig
 from jobs.forecast.deadline import DeadlineView, decide, explain
 from jobs.forecast.finish import Finish, Left, Span, finish
 from jobs.hint import SchedulingHint
-from jobs.ledger.history import HarvestedLog, HarvestLog, LengthBook, bands
+from jobs.ledger.history import GAP_S, HarvestedLog, HarvestLog, LengthBook, bands
 from jobs.ledger.record import ActiveLeases, JobRecord
 from jobs.ledger.store.contract import Store
 from jobs.spec import JobView, LengthBand, PartStats, Spent
@@ -41,10 +41,14 @@ class JobForecast:
     def sample(self, record: JobRecord, now_s: float) -> None:
         """Record how far a job is, after a heartbeat or a commit."""
         self._now_s = now_s
-        running = self._leases.running(record.spec.id)
-        tokens = record.tokens_done + record.tokens_replaced + running.tokens
-        record.rate.add(now_s, record.rows_done - record.rows_to_retry + running.rows, tokens)
+        record.rate.add(now_s, *self._so_far(record))
         self._harvest.mark(record.spec.model, now_s, busy=True)
+
+    def _so_far(self, record: JobRecord) -> tuple[int, int]:
+        """Rows done, published or not, and their tokens with those of rows that retries replaced."""
+        running = self._leases.running(record.spec.id)
+        rows = record.rows_done - record.rows_to_retry + running.rows
+        return rows, record.tokens_done + record.tokens_replaced + running.tokens
 
     def idle(self, now_s: float) -> None:
         """Record that no slice is leased any more."""
@@ -82,20 +86,22 @@ class JobForecast:
 
     def finish(self, record: JobRecord) -> Finish | None:
         """Expected finish of an active job; None for any other, and where no rate is known."""
-        done = record.rows_done - record.rows_to_retry + self._leases.running(record.spec.id).rows
-        rows_left = max(0, record.spec.rows_total - done)
-        left = self._left(record, rows_left)
+        left = self._left(record, self._rows_left(record))
         if record.state not in ACTIVE or left is None:
             return None
         return finish(left, record.rate.spans or self._before(record.spec.model))
+
+    def _rows_left(self, record: JobRecord) -> int:
+        rows, _ = self._so_far(record)
+        return max(0, record.spec.rows_total - rows)
 
     def _left(self, record: JobRecord, rows_left: int) -> Left | None:
         """Tokens left, with prompts as long as those of the rows done and answers as long as the task's rows had."""
         done = record.rows_done
         known = self._lengths.of(record.spec).spread()
         if not done or not record.row["prompt_tokens"]:
-            sample = record.rate.totals  # nothing is published yet
-            return None if sample is None or not sample[0] else Left(rows_left * sample[1] / sample[0])
+            running = self._leases.running(record.spec.id)  # nothing is published yet
+            return Left(rows_left * running.tokens / running.rows) if running.rows else None
         prompt = record.row["prompt_tokens"] / done
         if known is None:
             return Left(rows_left * (prompt + record.row["output_tokens"] / done))
@@ -115,6 +121,8 @@ class JobForecast:
         for record in active:
             is_due = record.decided_at_s is None or now_s - record.decided_at_s >= DECIDE_S
             if record.spec.deadline_at_s is not None and is_due:
+                elapsed_s = 0.0 if record.decided_at_s is None else min(now_s - record.decided_at_s, GAP_S)
+                record.stall.look(*self._so_far(record), elapsed_s)
                 record.decided_at_s = now_s
                 self._decide(record, record.spec.deadline_at_s, now_s, others=len(active) > 1)
         return {record.spec.id: replace(record.hint, answer_tokens=self._answer_tokens(record)) for record in active}
@@ -126,10 +134,11 @@ class JobForecast:
     def _decide(self, record: JobRecord, deadline_at_s: float, now_s: float, *, others: bool) -> None:
         waits_on = not record.rate.settled and bool(record.rate.spans) and deadline_at_s - now_s > NEAR_S
         expected = None if waits_on else self.finish(record)
-        view = DeadlineView(now_s, deadline_at_s, None if expected is None else expected.high_s, record.hint, others)
+        high_s, stalled_s = None if expected is None else expected.high_s, record.stall.seconds if self._rows_left(record) else 0.0
+        view = DeadlineView(now_s, deadline_at_s, high_s, record.hint, others, stalled_s)
         hint = decide(view, self._config)
         if hint != record.hint:
-            log.info("deadline job=%s boost=%.3g share=%.3g high_s=%s", record.spec.id, hint.boost, hint.share, view.high_s)
+            log.info("deadline job=%s boost=%.3g share=%.3g high_s=%s", record.spec.id, hint.boost, hint.share, view.slow_end_s)
         record.hint, record.standing = hint, explain(view, hint)
 
     def calm(self, record: JobRecord) -> None:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Self
 from connectors.errors import StorageError
 from jobs.forecast.finish import Finish
 from jobs.forecast.rate import Rate
+from jobs.forecast.stall import Stall
 from jobs.frozen import of_newer
 from jobs.hint import SchedulingHint
 from jobs.spec import COUNTS, JobSpec, JobView, LeaseProgress, LengthBand
@@ -161,6 +162,7 @@ class JobRecord:
     error_example: str | None = None  # how a row of it failed last
     standing: str | None = None
     decided_at_s: float | None = None  # when the hint was last thought over; None: not yet
+    stall: Stall = field(default_factory=Stall)  # as seen when the hint was thought over
 
     @classmethod
     def of(cls, row: dict[str, Any]) -> Self:

@@ -32,6 +32,12 @@ VIEW = DeadlineView(now_s=0.0, deadline_at_s=100.0, high_s=90.0, hint=EVEN, othe
         ({"high_s": 200.0, "hint": raised(8.0, 0.2)}, raised(8.0, 0.25)),
         ({"high_s": 200.0, "others": False}, raised(1.0, 0.04)),
         ({"high_s": 1e9}, raised(4.0)),
+        ({"high_s": None, "stalled_s": 19.0}, EVEN),
+        ({"high_s": None, "stalled_s": 20.0}, raised(4.0)),
+        ({"high_s": None, "stalled_s": 300.0, "deadline_at_s": 3600.0}, EVEN),
+        ({"high_s": None, "stalled_s": 360.0, "deadline_at_s": 3600.0, "others": False}, raised(1.0, 0.08)),
+        ({"high_s": None, "stalled_s": 900.0, "deadline_at_s": 1e6, "hint": raised(8.0, 0.1)}, raised(8.0, 0.25)),
+        ({"high_s": 90.0, "stalled_s": 900.0}, EVEN),
         ({"high_s": 90.0, "hint": raised(8.0, 0.1)}, raised(8.0, 0.1)),
         ({"high_s": 50.0, "hint": raised(8.0, 0.1)}, raised(8.0, 0.07)),
         ({"high_s": 50.0, "hint": raised(8.0, 0.02)}, raised(8.0, 0.0)),
@@ -40,6 +46,8 @@ VIEW = DeadlineView(now_s=0.0, deadline_at_s=100.0, high_s=90.0, hint=EVEN, othe
     ],
     ids=[
         "in time", "nothing known", "late", "up to the most", "then a share", "up to the cap", "alone: a share at once", "by four at once",
+        "stands", "stands for long", "stands, a tenth of the time left", "stands for so long", "up to the cap without progress",
+        "has a rate",
         "in time by little: stays", "well in time: less share", "a small share ends", "then less weight", "passed",
     ],
 )  # fmt: skip
@@ -84,7 +92,9 @@ def test_a_job_that_is_served_by_its_weight_is_raised_until_it_is_in_time() -> N
     ("view", "hint", "said"),
     [
         (VIEW, EVEN, None),
-        (replace(VIEW, high_s=None), raised(2.0), None),
+        (replace(VIEW, high_s=None), EVEN, None),
+        (replace(VIEW, high_s=None), raised(2.0), "has no forecast of its end now; raised: 2 times its weight"),
+        (replace(VIEW, high_s=None, stalled_s=150.0), raised(4.0), "has made no progress for 2 min; raised: 4 times its weight"),
         (replace(VIEW, high_s=400.0), raised(2.0), "may end 5 min after its deadline; raised: 2 times its weight"),
         (
             replace(VIEW, high_s=160.0),
@@ -98,7 +108,7 @@ def test_a_job_that_is_served_by_its_weight_is_raised_until_it_is_in_time() -> N
             "may end 2.5 h after its deadline; not raised: deadlines.max_boost and share_cap allow nothing",
         ),
     ],
-    ids=["in time", "unknown", "raised", "both", "raised and in time", "nothing allowed"],
+    ids=["in time", "unknown", "raised and unknown", "no progress", "raised", "both", "raised and in time", "nothing allowed"],
 )
 def test_it_says_so(view: DeadlineView, hint: SchedulingHint, said: str | None) -> None:
     assert explain(view, hint) == said

@@ -231,6 +231,7 @@ async def test_a_job_that_ends_after_its_deadline_by_its_forecast_is_at_risk(ser
     view = server.ledger.jobs()[0]
     risks = {eta: is_at_risk(view.model_copy(update={"eta_high_s": eta}), server.clock()) for eta in (None, 30.0, 61.0)}
     assert risks == {None: False, 30.0: False, 61.0: True}
+    assert is_at_risk(view.model_copy(update={"standing": "has made no progress for 20 min"}), server.clock())
 
 
 async def test_the_number_of_series_does_not_grow_with_jobs(server: Server) -> None:

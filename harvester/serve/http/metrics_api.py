@@ -163,8 +163,10 @@ def _counters(models: Sequence[str], counts: Mapping[str, Mapping[str, int]]) ->
 
 
 def is_at_risk(view: JobView, now_s: float) -> bool:
-    """Whether the late end of the forecast, now plus ``eta_high_s``, is after the deadline."""
-    return view.deadline_at_s is not None and view.eta_high_s is not None and now_s + view.eta_high_s > view.deadline_at_s
+    """Whether the late end of the forecast, now plus ``eta_high_s``, is after the deadline; without a forecast, what the ledger says."""
+    if view.deadline_at_s is None or view.eta_high_s is None:
+        return view.deadline_at_s is not None and view.standing is not None
+    return now_s + view.eta_high_s > view.deadline_at_s
 
 
 def replica_metrics(told: Sequence[Mapping[str, str]], wanted: Mapping[str, int], model: str) -> list[Metric]:
