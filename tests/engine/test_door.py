@@ -240,23 +240,3 @@ async def test_a_key_that_fills_the_time_leaves_half_of_it_to_others(replica: Re
         assert (await replica.ask(key="greedy", prompt="x"))[0]["status"] == 429
         assert await replica.ask(key="other", prompt="x") == []
         assert await replica.ask(key="new", prompt="x") == []
-
-
-async def test_without_a_place_a_chat_waits_for_the_ends_of_others(replica: Replica) -> None:
-    """16 slots, and KV for 20 chats of 10 tokens and answers of 40; each answer took 8 s, so that one ends every half second."""
-    replica.overload = Overload(replica.shared, Sizes(1000, 100, 16, 16, 1000, kv_tokens=1112), replica.bound_s, lambda: replica.now_s)
-    replica.overload.answered(40)
-    for _ in range(8):
-        with replica.overload.admitted(None, 1, 10, 2.0):
-            replica.overload.sent(1, 10)
-            replica.now_s += 8.0
-        replica.overload.reset_awaiting()
-    with ExitStack() as others:
-        for _ in range(22):
-            others.enter_context(replica.overload.admitted(None, 1, 10, 2.0))
-            replica.overload.sent(1, 10)
-            replica.overload.reset_awaiting()  # each has its first token at once
-        with pytest.raises(OverloadError) as refused:
-            others.enter_context(replica.overload.admitted(None, 1, 10, 2.0))
-    assert refused.value.retry_after_s == 1, "half a second after 1 s, which is half of what is promised"
-    assert replica.overload.refused == 1

@@ -43,12 +43,20 @@ class Ticket:
     """An admitted request, by its chat choices. ``at_door``: those not yet sent to the engine. ``free``: those that no prompt has taken.
 
     By id of a running prompt, ``taken``: the chat choices it has; ``unsent``: those of them that are not on their way to the engine.
+    ``begun``: prompts that ran as chat; ``ended``: those of them whose answer is complete.
     """
 
     at_door: int
     free: int
     taken: dict[str, int] = field(default_factory=dict)
     unsent: dict[str, int] = field(default_factory=dict)
+    begun: int = 0
+    ended: int = 0
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether all its answers are complete: it was not refused by vLLM, and its client did not hang up."""
+        return 0 < self.begun == self.ended
 
 
 TICKET: ContextVar[Ticket | None] = ContextVar("TICKET", default=None)
@@ -94,7 +102,7 @@ class Overload:
             TICKET.reset(token)
             self._at_door -= ticket.at_door
             self._behind -= behind
-            if not behind:
+            if not behind and ticket.is_answered:
                 self._learn(self._now_s() - began_s)
             self._open[key] -= chat
             if not self._open[key]:
@@ -109,6 +117,7 @@ class Overload:
             return
         chat = ticket.taken[name] = ticket.unsent[name] = min(choices, ticket.free)
         ticket.free -= chat
+        ticket.begun += chat > 0
         try:
             yield chat
         finally:
@@ -142,8 +151,11 @@ class Overload:
         self._look()
 
     def answered(self, tokens: int) -> None:
-        """A choice of an online request ended after ``tokens`` tokens."""
+        """The answer to a prompt of an online request is complete, with ``tokens`` tokens a choice."""
         self._answer_tokens = _mean(self._answer_tokens, tokens)
+        ticket = TICKET.get()
+        if ticket is not None:
+            ticket.ended += 1
 
     def expected_s(self) -> float:
         """Predicted seconds to first token of a typical chat that arrives now, behind the steps in flight and the waiting requests."""
@@ -171,7 +183,15 @@ class Overload:
             self._shared[Field.YIELD_UNTIL_S] = max(self._shared[Field.YIELD_UNTIL_S], now_s + yield_s)
         retry_s = self._policy.refused_s(asked, crowd, now_s)
         if retry_s is not None:
-            self._refuse(f"{awaiting} requests wait for their first token here", retry_s)
+            self._refuse(self._reason(crowd), retry_s)
+
+    def _reason(self, crowd: Crowd) -> str:
+        """What a refused chat would have waited for."""
+        places_taken = f"{crowd.open_requests} chats hold or await one of {self._places()} places"
+        awaiting = f"{crowd.awaiting} requests wait for their first token here"
+        if not crowd.place_wait_s:
+            return awaiting
+        return f"{awaiting}, and {places_taken}" if crowd.awaiting else f"{places_taken} here"
 
     def _refuse(self, reason: str, retry_s: float) -> NoReturn:
         self.refused += 1
@@ -186,19 +206,22 @@ class Overload:
 
     def _crowd(self, awaiting: int, requests: int, of_key: int = 0, keys: int = 1) -> Crowd:
         """The load as the policy sees it, with ``requests`` more."""
-        slots, going = self._sizes.max_seqs, max(awaiting, self._open.total())
-        prompt_tokens = round(self._prompt_tokens) or TYPICAL_TOKENS
-        answer_tokens = TYPICAL_ANSWER if self._answer_tokens is None else self._answer_tokens
-        held = places(slots, self._sizes.kv_tokens, prompt_tokens + answer_tokens)
+        going = max(awaiting, self._open.total())
         return Crowd(
             awaiting,
             self._prompts_s(awaiting),
             self._open.total(),
             of_key,
             keys,
-            slots_free=going + requests <= slots,
-            place_wait_s=place_wait_s(self._open.total(), requests, held, self._end_s()),
+            slots_free=going + requests <= self._sizes.max_seqs,
+            place_wait_s=place_wait_s(self._open.total(), requests, self._places(), self._end_s()),
         )
+
+    def _places(self) -> int:
+        """How many chats of mean length have a slot, or KV."""
+        prompt_tokens = round(self._prompt_tokens) or TYPICAL_TOKENS
+        answer_tokens = TYPICAL_ANSWER if self._answer_tokens is None else self._answer_tokens
+        return places(self._sizes.max_seqs, self._sizes.kv_tokens, prompt_tokens + answer_tokens)
 
     def _end_s(self) -> float:
         """Mean seconds between the ends of two answers, while all slots are taken."""
@@ -206,7 +229,7 @@ class Overload:
         return (typical_answer_s(slots, prompt_tokens, self._bound_s) if self._answer_s is None else self._answer_s) / slots
 
     def _learn(self, seconds: float) -> None:
-        """An answer took ``seconds`` from admission to its end."""
+        """A complete answer took ``seconds`` from admission to its end."""
         self._answer_s = _mean(self._answer_s, in_its_slot_s(seconds, self._open.total(), self._sizes.max_seqs))
 
     def _over(self) -> int:
