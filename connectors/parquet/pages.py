@@ -14,7 +14,8 @@ import pyarrow.parquet as pq
 from connectors.errors import SourceError
 
 MAX_PAGE_BYTES = 256 << 20  # decompressed
-MAX_NESTED_VALUES = 1 << 26  # of lists, in one row group: run-length coding makes any number from a few bytes
+MAX_NESTED_VALUES = 1 << 26  # of lists, in one row group, beyond those that its bytes pay for: equal values take nearly none
+PAID_VALUES = 2  # of lists, per stored byte: vectors of 8-bit integers pass, and a row's list takes memory in proportion to its file
 _HEADER_BYTES = 1 << 13  # read first; statistics may hold long text, then more is read
 _MAX_HEADER_BYTES = 1 << 24
 _DATA, _DICTIONARY, _DATA_V2 = 0, 2, 3  # types of a page
@@ -50,7 +51,7 @@ def largest_page(stream: Any, parquet: pq.ParquetFile, group: int, columns: set[
         values = 0
         for page in _pages(stream, chunk, where):
             largest = max(largest, page.bytes)
-            values += 0 if page.is_dictionary else page.values
+            values += 0 if page.is_dictionary else max(0, page.values - PAID_VALUES * page.compressed_bytes)
             _check(page, values, parquet.schema.column(index), chunk.path_in_schema, where)
     return largest
 
@@ -69,7 +70,8 @@ def _check(page: Page, values: int, column: Any, name: str, where: str) -> None:
         )
     if column.max_repetition_level > 0 and values > MAX_NESTED_VALUES:
         raise SourceError(
-            f"{where}: the lists of column {name!r} hold more than {MAX_NESTED_VALUES:,} values in one row group; write smaller row groups"
+            f"{where}: the lists of column {name!r} hold more than {MAX_NESTED_VALUES:,} values in one row group, most of them equal; "
+            "write smaller row groups, or leave this column out of the job"
         )
 
 

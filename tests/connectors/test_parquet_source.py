@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -215,3 +216,15 @@ def test_a_row_group_is_read_on_after_the_network_was_away(tmp_path: Path) -> No
     at = read_on()
     files.is_away = False
     assert source.read(group, at, 256).column("text").to_pylist() == table.column("text")[at : at + 256].to_pylist()
+
+
+def test_a_row_group_of_embeddings_is_read_however_many_values_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each value is stored, so reading some rows takes what they take. Equal values cost no bytes: those are counted."""
+    monkeypatch.setattr("connectors.parquet.pages.MAX_NESTED_VALUES", 1 << 16)
+    measured = np.random.default_rng(0).random(500 * 768, dtype=np.float32)
+    for name, values in (("measured", measured), ("zeros", np.zeros_like(measured))):
+        write(tmp_path / name / "a.parquet", text=["a"] * 500, vector=pa.FixedSizeListArray.from_arrays(pa.array(values), 768))
+    with open_source(str(tmp_path / "measured")) as source:
+        assert source.read(source.row_groups()[0], 0, 256)["vector"][255].as_py() == measured.reshape(500, 768)[255].tolist()
+    with open_source(str(tmp_path / "zeros")) as source, pytest.raises(SourceError, match=r"'vector.list.element' .* leave this column out"):
+        source.read(source.row_groups()[0], 0, 256)

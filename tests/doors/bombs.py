@@ -49,12 +49,13 @@ def long_entry(path: Path, column: str = "text") -> None:
     pq.write_table(pa.table({column: text}), path, compression="zstd", dictionary_pagesize_limit=1 << 30, store_schema=False)
 
 
-def long_list(path: Path) -> None:
-    """One row whose list has 70 million numbers."""
+def long_list(path: Path, lists: int = 1, use_dictionary: bool = True) -> None:
+    """Lists of 70 million numbers together: of a dictionary, or each in four bytes of zeros before they are compressed."""
     count = 70_000_000
     numbers = pa.Array.from_buffers(pa.int8(), count, [None, pa.py_buffer(bytes(count))])
-    table = pa.table({"text": ["a"], "numbers": pa.ListArray.from_arrays(pa.array([0, count], pa.int32()), numbers)})
-    pq.write_table(table, path, compression="zstd")
+    ends = pa.array([count // lists * number for number in range(lists + 1)], pa.int32())
+    table = pa.table({"text": ["a"] * lists, "numbers": pa.ListArray.from_arrays(ends, numbers)})
+    pq.write_table(table, path, compression="zstd", use_dictionary=use_dictionary, write_batch_size=1)  # a page for each list
 
 
 def many_rows(path: Path) -> None:
@@ -154,6 +155,7 @@ BOMBS: dict[str, tuple[Callable[[Path], None], str]] = {
     "a dotted page.parquet": (partial(page_of_zeros, column="Review.Text"), "a page of column 'Review.Text' takes"),
     "a page told twice.parquet": (page_told_twice, "a page of column 'text' takes"),
     "a list.parquet": (long_list, "the lists of column"),
+    "a plain list.parquet": (partial(long_list, lists=2, use_dictionary=False), "the lists of column"),
     "many rows.parquet": (many_rows, "rows"),
     "a footer.parquet": (lying_footer, "slices"),
     "lines.jsonl.gz": (gzipped_lines, "over 200 times its size"),
