@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from harvester.api.errors import NotFoundError, UnreachableError
 from harvester.api.flow import Flow, Work, ask, awaited, blocking
-from harvester.api.frames import as_file, like
+from harvester.api.frames import as_file, check_aligned, like
 from harvester.api.job import AsyncJob, Job
 from harvester.api.rows import RECORD, AsyncRows, Rows
 from harvester.api.stream import answer_of, rows_of
@@ -87,8 +87,10 @@ class Calls(Generic[J]):
         """Answer ``prompt`` for each row, and wait. ``fields``: those of `submit`.
 
         Returns an object of the kind of ``frame`` (pandas, polars, a relation, a list of dicts, else Arrow) with its columns, the answer
-        (``output``, or the columns of ``schema``) and ``error_message``, null where the row was answered. Raises `JobFailedError`.
+        (``output``, or the columns of ``schema``) and ``error_message``, null where the row was answered. A pandas frame keeps its index,
+        so ``where``, ``sample`` and ``query`` are refused for it. Raises `JobFailedError`, `HarvesterError`.
         """
+        check_aligned(frame, fields)
         job: Any = yield from self.submit(frame, prompt=prompt, **fields)
         yield from job._watched(None, 0.2)
         table: pa.Table = yield Work(Rows(partial(rows_of, self._wire, job.id)).arrow)

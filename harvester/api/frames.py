@@ -80,6 +80,16 @@ def library_of(frame: Any) -> str:
     return type(frame).__module__.partition(".")[0].lstrip("_")
 
 
+def check_aligned(frame: Any, fields: Mapping[str, Any]) -> None:
+    """Raise `HarvesterError` for a pandas frame of which a job would answer other rows than the first ones: their labels are not known."""
+    named = [name for name in ("where", "sample", "query") if fields.get(name) is not None]
+    if named and library_of(frame) == "pandas":
+        raise HarvesterError(
+            f"{', '.join(named)}: rows chosen on the server lose the index of a pandas frame; choose them in pandas first, "
+            "or use submit() and results()"
+        )
+
+
 def like(frame: Any, table: pa.Table) -> Any:
     """Convert ``table`` to the kind of ``frame``: pandas, polars, a DuckDB relation, a list of dicts, else Arrow."""
     if isinstance(frame, list | tuple):

@@ -165,6 +165,21 @@ def test_map_keeps_the_index_of_a_pandas_frame(client: Harvester) -> None:
     assert answered["text"].equals(frame["text"])
 
 
+@pytest.mark.parametrize(
+    "choice",
+    [{"where": "number > 2"}, {"sample": 2}, {"query": "select * from source where number > 2"}],
+    ids=lambda choice: next(iter(choice)),
+)
+def test_map_refuses_a_choice_of_rows_that_would_lose_the_index_of_a_pandas_frame(client: Harvester, choice: dict[str, Any]) -> None:
+    frame = pandas.DataFrame({"text": TEXTS, "number": [1, 2, 3, 4]})
+    with pytest.raises(HarvesterError, match=f"{next(iter(choice))}: rows chosen on the server .* choose them in pandas first"):
+        client.map(frame, "Name the {text}", **choice)
+    some = client.map(frame[frame["number"] > 2], "Name the {text}")
+    assert some.index.tolist() == [2, 3]
+    assert client.map(frame, "Name the {text}", limit=2).index.tolist() == [0, 1]
+    assert client.map(TABLE, "Name the {text}", **choice).num_rows == 2  # Arrow has no index
+
+
 def test_map_gives_back_the_kind_of_table_that_it_was_given(client: Harvester) -> None:
     answered = client.map(TABLE, "Name the {text}")
     assert answered.column_names == ["text", "number", "output", "error_message"]
