@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import html
-import json
 from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -12,6 +11,7 @@ from typing import Any, Generic, TypeVar
 import pyarrow as pa
 
 from harvester.api.errors import HarvesterError, needed
+from harvester.api.typed import Typed
 
 M = TypeVar("M")
 T = TypeVar("T")
@@ -67,12 +67,13 @@ class Rows(Generic[M]):
 
     def __iter__(self) -> Iterator[M]:
         """Rows as dicts; with a Pydantic model, only the answered rows, as objects of it (see `errors` for the others)."""
+        typed = None if self._model is None else Typed(self._model)
         for batch in self.batches():
             for row in dicts(batch):
-                if self._model is None:
+                if typed is None:
                     yield row  # type: ignore[misc]
                 elif row.get("status", "ok") == "ok":
-                    yield _typed(self._model, row, batch.schema)
+                    yield typed.of(row, batch.schema)
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
         """Lets polars, DuckDB, pandas and Arrow read these rows like a table."""
@@ -157,26 +158,3 @@ def _micro(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_timestamp(kind):
         return pa.timestamp("us", kind.tz)
     return pa.time64("us") if pa.types.is_time(kind) else pa.duration("us")
-
-
-def _typed(model: Any, row: dict[str, Any], schema: pa.Schema) -> Any:
-    """A row's answer as a model object: from its columns if the job had this schema, else from the JSON in ``output``."""
-    names = {name: field.alias or name for name, field in model.model_fields.items()}
-    if "output" in row and not set(names.values()) <= set(row):
-        return model.model_validate(json.loads(row["output"]))
-    given = {name: _plain(row[name], schema.field(name)) for name in names.values() if name in row}
-    absent = {names[name] for name, field in model.model_fields.items() if not field.is_required() and given.get(names[name]) is None}
-    return model.model_validate({name: value for name, value in given.items() if name not in absent})
-
-
-def _plain(value: Any, field: pa.Field) -> Any:
-    """A cell as in the answer's JSON. A value that fits no Arrow type is stored as JSON text, in a field marked by its metadata."""
-    if value is None:
-        return None
-    if (field.metadata or {}).get(b"harvester") == b"json":
-        return json.loads(value)
-    if pa.types.is_list(field.type):
-        return [_plain(entry, field.type.value_field) for entry in value]
-    if pa.types.is_struct(field.type):
-        return {part.name: _plain(value[part.name], part) for part in field.type}
-    return value
