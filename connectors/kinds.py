@@ -22,3 +22,14 @@ def with_leaves(kind: pa.DataType, leaf: Leaf) -> pa.DataType:
 
 def _inner(kind: pa.DataType, leaf: Leaf) -> pa.Field:
     return kind.value_field.with_type(with_leaves(kind.value_type, leaf))
+
+
+def for_duckdb(kind: pa.DataType) -> pa.DataType:
+    """The type to cast ``kind`` to so that DuckDB reads it: half floats become floats, decimals of more than 38 digits text."""
+    return with_leaves(kind, _known)
+
+
+def _known(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_float16(kind):
+        return pa.float32()
+    return pa.string() if pa.types.is_decimal256(kind) else kind

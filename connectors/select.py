@@ -16,11 +16,12 @@ import pyarrow as pa
 from connectors.base import Source, listed
 from connectors.copied.snapshot import Origin
 from connectors.copied.source import Rows
-from connectors.databases.exact import exactly, for_duckdb
+from connectors.databases.exact import exactly
 from connectors.databases.shape import fault, tokens
 from connectors.databases.stall import moving
 from connectors.edge import first_line
 from connectors.errors import HarvesterError, SourceError
+from connectors.kinds import for_duckdb
 from connectors.selection import Selection
 
 VIEW = "source"

@@ -1,14 +1,11 @@
-"""Casts from types that DuckDB and Arrow do not share to types that both have."""
+"""Casts from types of DuckDB that Arrow lacks to types that both have."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import duckdb
-import pyarrow as pa
 from duckdb.sqltypes import VARCHAR, DuckDBPyType
-
-from connectors.kinds import with_leaves
 
 _INEXACT = frozenset({"UHUGEINT", "TIME WITH TIME ZONE", "BIT", "BIGNUM", "VARINT", "VARIANT"})  # exported to Arrow as other values
 _NESTED = frozenset({"list", "array", "map", "struct", "union"})
@@ -41,14 +38,3 @@ def _exact(kind: DuckDBPyType) -> DuckDBPyType:
         case "struct":
             return duckdb.struct_type(parts)
     return kind if all(parts[name] == part for name, part in kind.children) else VARCHAR
-
-
-def for_duckdb(kind: pa.DataType) -> pa.DataType:
-    """The type to cast ``kind`` to so that DuckDB reads it: half floats become floats, decimals of more than 38 digits text."""
-    return with_leaves(kind, _known)
-
-
-def _known(kind: pa.DataType) -> pa.DataType:
-    if pa.types.is_float16(kind):
-        return pa.float32()
-    return pa.string() if pa.types.is_decimal256(kind) else kind

@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import pyarrow as pa
 
 from connectors.base import Closing
 from connectors.durable import storage_error
 from connectors.edge import first_line
 from connectors.errors import StorageError
+from connectors.kinds import for_duckdb
 from connectors.parquet.parts import Part
 
 PARTS_AT_ONCE = 64  # per transaction
@@ -87,7 +89,7 @@ class TableCopy(Closing):
         return f"{_quoted(database)}.{_quoted(self._schema or 'main')}"
 
     def _take(self, connection: duckdb.DuckDBPyConnection, part: Part) -> None:
-        table = part.read()
+        table = _readable(part.read())
         schema = self._schema_in(connection)
         name = f"{schema}.{_quoted(self._table)}"
         label = "job_id"
@@ -157,6 +159,11 @@ class TableCopy(Closing):
         process = re.search(r"\(PID [0-9]+\)", str(error))
         who = f"another process {process[0]}" if process else "another process"
         return StorageError(f"{self._path} is open in {who}; close it there and run this again: it goes on where it was")
+
+
+def _readable(table: pa.Table) -> pa.Table:
+    """The table with types that DuckDB reads."""
+    return table.cast(pa.schema([field.with_type(for_duckdb(field.type)) for field in table.schema]))
 
 
 def _one(connection: duckdb.DuckDBPyConnection, sql: str, values: list[Any]) -> int:

@@ -57,9 +57,10 @@ class Rows(Generic[M]):
         return needed("polars", "pl()").from_arrow(self.arrow())
 
     def duckdb(self, connection: Any = None) -> Any:
-        """A DuckDB relation on ``connection``, or on DuckDB's default connection."""
+        """A DuckDB relation on ``connection``, or on DuckDB's default connection. Half floats are floats, decimals over 38 digits text."""
         module = needed("duckdb", "duckdb()")
-        return (connection or module).from_arrow(self.arrow())
+        table = self.arrow()
+        return (connection or module).from_arrow(table.cast(_with(_for_duckdb, table.schema)))
 
     def errors(self) -> list[dict[str, Any]]:
         """The rows of a job that failed, with ``error_code`` and ``error_message``."""
@@ -137,24 +138,43 @@ async def _in_thread(made: Callable[[], Iterator[T]]) -> AsyncIterator[T]:
 
 def dicts(batch: pa.RecordBatch) -> list[dict[str, Any]]:
     """Rows as dicts. Times are Python's, in microseconds, with or without pandas. Raises `HarvesterError` for years beyond 1 to 9999."""
-    rounded = pa.schema([pa.field(part.name, _micro(part.type), metadata=part.metadata) for part in batch.schema])
     try:
-        rows: list[dict[str, Any]] = batch.cast(rounded, safe=False).to_pylist()
+        rows: list[dict[str, Any]] = batch.cast(_with(_micro, batch.schema), safe=False).to_pylist()
     except (OverflowError, ValueError, pa.ArrowException) as error:
         raise HarvesterError(f"the rows hold what Python has no value for ({error}); read them with arrow(), df() or pl()") from error
     return rows
 
 
+Leaf = Callable[[pa.DataType], pa.DataType]
+
+
+def _with(leaf: Leaf, schema: pa.Schema) -> pa.Schema:
+    """The schema with ``leaf`` applied to each type, and to those inside of lists, maps and structs."""
+    return pa.schema([part.with_type(_nested(leaf, part.type)) for part in schema], schema.metadata)
+
+
+def _nested(leaf: Leaf, kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_struct(kind):
+        return pa.struct([part.with_type(_nested(leaf, part.type)) for part in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(_nested(leaf, kind.key_type), _nested(leaf, kind.item_type))
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return (pa.list_ if pa.types.is_list(kind) else pa.large_list)(_nested(leaf, kind.value_type))
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(_nested(leaf, kind.value_type), kind.list_size)
+    return leaf(kind)
+
+
 def _micro(kind: pa.DataType) -> pa.DataType:
     """``kind`` with microseconds in place of nanoseconds."""
-    if pa.types.is_struct(kind):
-        return pa.struct([pa.field(part.name, _micro(part.type), metadata=part.metadata) for part in kind])
-    if pa.types.is_map(kind):
-        return pa.map_(_micro(kind.key_type), _micro(kind.item_type))
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return (pa.list_ if pa.types.is_list(kind) else pa.large_list)(_micro(kind.value_type))
     if getattr(kind, "unit", None) != "ns":
         return kind
     if pa.types.is_timestamp(kind):
         return pa.timestamp("us", kind.tz)
     return pa.time64("us") if pa.types.is_time(kind) else pa.duration("us")
+
+
+def _for_duckdb(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_float16(kind):
+        return pa.float32()
+    return pa.string() if pa.types.is_decimal256(kind) else kind

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -84,3 +85,10 @@ def test_a_model_without_properties_is_read_from_the_output() -> None:
     batch = pa.record_batch({"output": ["[1, 2]"], "status": ["ok"]})
     model = RootModel[list[int]]
     assert list(Rows(lambda: (batch.schema, iter([batch])), model)) == [model([1, 2])]
+
+
+def test_a_relation_has_floats_for_half_floats_and_text_for_long_decimals() -> None:
+    halves = pa.array([1.5, 2.5], pa.float32()).cast(pa.float16())
+    vectors, long = pa.FixedSizeListArray.from_arrays(halves, 2), pa.array([Decimal("1" * 45)], pa.decimal256(50, 0))
+    batch = pa.record_batch({"vector": vectors, "list": pa.ListArray.from_arrays([0, 2], halves), "long": long})
+    assert Rows(lambda: (batch.schema, iter([batch]))).duckdb().fetchall() == [((1.5, 2.5), [1.5, 2.5], "1" * 45)]

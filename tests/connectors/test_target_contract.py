@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +129,16 @@ def test_a_part_that_was_retried_replaces_its_rows(kind: Kind, sink: PartsSink, 
         target.update(sink.parts(), is_final=True)
     assert kind.rows(tmp_path) == expected(sink)
     assert any((text or "").startswith("b") for _, text in kind.rows(tmp_path))
+
+
+def test_types_that_duckdb_lacks_are_kept_as_types_that_it_has(sink: PartsSink, tmp_path: Path) -> None:
+    long = "1" * 45 + ".25"
+    halves = pa.array([1.5], pa.float32()).cast(pa.float16())
+    columns = {"half": halves, "halves": pa.ListArray.from_arrays([0, 1], halves), "long": pa.array([Decimal(long)], pa.decimal256(50, 2))}
+    sink.write("part-000000", pa.table({"row_id": [0], **columns}), {})
+    KINDS["table"].target(tmp_path).update(sink.parts(), is_final=True)
+    with duckdb.connect(tmp_path / "out.duckdb", read_only=True) as connection:
+        assert connection.sql("select half, halves, long from done").fetchall() == [(1.5, [1.5], long)]
 
 
 def test_no_parts_are_no_rows(kind: Kind, tmp_path: Path) -> None:
