@@ -20,6 +20,7 @@ from connectors.edge import first_line
 from connectors.errors import StorageError
 from connectors.kinds import for_duckdb
 from connectors.parquet.parts import Part
+from connectors.targets.rounding import first_change
 
 PARTS_AT_ONCE = 64  # per transaction
 PATIENCE_S = 60.0  # for another process to close the file
@@ -101,6 +102,8 @@ class TableCopy(Closing):
             if not self._is_there(connection):
                 connection.execute(f"CREATE SCHEMA IF NOT EXISTS {schema}")
                 connection.execute(f"CREATE TABLE {name} AS {rows} LIMIT 0", [self._job])
+            elif (change := first_change(connection, "SELECT * FROM part", name)) is not None:
+                raise self._refused(str(change))
             if self._editions and part.name in self._editions:
                 connection.execute(f"DELETE FROM {name} WHERE {label} = ? AND row_id IN (SELECT row_id FROM part)", [self._job])
             connection.execute(f"INSERT INTO {name} BY NAME {rows}", [self._job])
@@ -117,14 +120,15 @@ class TableCopy(Closing):
             connection.execute("BEGIN")
             yield connection
             connection.execute("COMMIT")
-        except (duckdb.BinderException, duckdb.ConversionException, duckdb.CatalogException) as error:
-            raise StorageError(
-                f"table {self._table} of {self._path} does not take the results of job {self._job}: {first_line(error)}; name another table"
-            ) from error
+        except (duckdb.BinderException, duckdb.ConversionException, duckdb.CatalogException, duckdb.ConstraintException) as error:
+            raise self._refused(first_line(error)) from error
         except duckdb.Error as error:
             raise StorageError(f"cannot write {self._path}: {first_line(error)}; check the file and its disk") from error
         finally:
             connection.close()  # rolls back what was not committed
+
+    def _refused(self, why: str) -> StorageError:
+        return StorageError(f"table {self._table} of {self._path} does not take the results of job {self._job}: {why}; name another table")
 
     def _open(self) -> duckdb.DuckDBPyConnection:
         waited_s = 0.0

@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -129,6 +130,41 @@ def test_a_part_that_was_retried_replaces_its_rows(kind: Kind, sink: PartsSink, 
         target.update(sink.parts(), is_final=True)
     assert kind.rows(tmp_path) == expected(sink)
     assert any((text or "").startswith("b") for _, text in kind.rows(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "message"),
+    [
+        ("INTEGER", [2.0, 1.7], "its column 'value' is INTEGER, in the results it is DOUBLE: 1.7 would become 2"),
+        ("DECIMAL(10,1)", [Decimal("1.25")], r"is DECIMAL\(10,1\), in the results it is DECIMAL\(3,2\): 1.25 would become 1.3"),
+        ("FLOAT[]", [[0.1]], r"is FLOAT\[\], in the results it is DOUBLE\[\]: \[0.1\] would become"),
+        ("DATE", [datetime.fromisoformat("2026-01-01T10:00")], "2026-01-01 10:00:00 would become 2026-01-01"),
+        ("INTEGER", ["1.7"], "is INTEGER, in the results it is VARCHAR: 1.7 would become 2"),
+        ("INTEGER", ["one"], "Could not convert string 'one' to INT32"),
+        ("INTEGER CHECK (value > 1)", [1], "CHECK constraint failed"),
+    ],
+    ids=["fraction", "scale", "precision of a list", "time of a day", "fraction in text", "a word", "constraint"],
+)
+def test_a_table_that_would_change_a_value_takes_none(sink: PartsSink, tmp_path: Path, kind: str, values: list[Any], message: str) -> None:
+    with duckdb.connect(tmp_path / "out.duckdb") as connection:
+        connection.execute(f"CREATE TABLE done (job_id VARCHAR, row_id BIGINT, value {kind})")
+    sink.write("part-000000", pa.table({"row_id": range(len(values)), "value": values}), {})
+    with pytest.raises(StorageError, match=f"does not take the results of job docs-1: .*{message}.*; name another table"):
+        KINDS["table"].target(tmp_path).update(sink.parts(), is_final=True)
+    with duckdb.connect(tmp_path / "out.duckdb", read_only=True) as connection:
+        assert connection.sql("select count(*) from done").fetchall() == [(0,)]
+
+
+def test_a_table_of_other_types_that_hold_the_values_takes_them(sink: PartsSink, tmp_path: Path) -> None:
+    kinds = {"whole": "SMALLINT", "price": "DECIMAL(10,2)", "text": "DECIMAL(10,2)", "number": "VARCHAR", "nothing": "INTEGER"}
+    with duckdb.connect(tmp_path / "out.duckdb") as connection:
+        connection.execute(f"CREATE TABLE done (job_id VARCHAR, row_id INTEGER, {', '.join(f'{name} {kinds[name]}' for name in kinds)})")
+    values = {"whole": [3.0], "price": [12.34], "text": ["12.50"], "number": [0.1], "nothing": pa.array([None], pa.float64())}
+    sink.write("part-000000", pa.table({"row_id": [0], **values}), {})
+    assert KINDS["table"].target(tmp_path).update(sink.parts(), is_final=True) == 1
+    with duckdb.connect(tmp_path / "out.duckdb", read_only=True) as connection:
+        found = connection.sql("select whole, price, text, number, nothing from done").fetchall()
+    assert found == [(3, Decimal("12.34"), Decimal("12.50"), "0.1", None)]
 
 
 def test_types_that_duckdb_lacks_are_kept_as_types_that_it_has(sink: PartsSink, tmp_path: Path) -> None:
