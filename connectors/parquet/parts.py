@@ -40,6 +40,15 @@ class Part:
         return int(_footer(self.path).num_rows)
 
     @property
+    def first_row(self) -> int:
+        """The smallest ``row_id``, from the footer; 0 where that says none. Raises `StorageError` and `DamageError`."""
+        footer = _footer(self.path)
+        groups = [footer.row_group(group) for group in range(footer.num_row_groups)]
+        chunks = [group.column(index) for group in groups for index in range(group.num_columns)]
+        told = [chunk.statistics for chunk in chunks if chunk.path_in_schema == "row_id"]
+        return min((int(one.min) for one in told if one is not None and one.has_min_max), default=0)
+
+    @property
     def schema(self) -> pa.Schema:
         """Without the metadata of the sink. Raises `StorageError` and `DamageError`."""
         with _mapped(self.path):

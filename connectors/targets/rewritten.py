@@ -21,7 +21,8 @@ _DIGEST = b"harvester.parts"
 
 
 class RewrittenFile(Closing):
-    """A `Target`: a Parquet file cannot grow, but it can be replaced in one step. Rows are in the order of the input.
+    """A `Target`: a Parquet file cannot grow, but it can be replaced in one step. Rows are in the order of the input: parts are put in the
+    order of their first row, since the number of a part that was split off a slice is higher than those of the rows behind it.
 
     The file's own footer says which parts it holds, so that nothing else needs to be remembered.
     """
@@ -51,6 +52,7 @@ class RewrittenFile(Closing):
 
     def _write(self, parts: Sequence[Part], digest: str) -> int:
         rows = 0
+        parts = sorted(parts, key=lambda part: part.first_row)
         try:
             first = parts[0].read().schema
             schema = first.with_metadata({_JOB: self._job, _DIGEST: digest})

@@ -167,6 +167,14 @@ def test_a_table_of_other_types_that_hold_the_values_takes_them(sink: PartsSink,
     assert found == [(3, Decimal("12.34"), Decimal("12.50"), "0.1", None)]
 
 
+def test_rows_of_a_parquet_file_are_in_the_order_of_the_input(sink: PartsSink, tmp_path: Path) -> None:
+    """Half of the first slice was split off it, so its part has the highest number."""
+    for number, index in enumerate([0, 2, 3, 1]):
+        sink.write(f"part-{number:06d}", part_table(index), {})
+    KINDS["parquet"].target(tmp_path).update(sink.parts(), is_final=True)
+    assert pq.read_table(tmp_path / "out.parquet")["row_id"].to_pylist() == list(range(4 * ROWS))
+
+
 def test_types_that_duckdb_lacks_are_kept_as_types_that_it_has(sink: PartsSink, tmp_path: Path) -> None:
     long = "1" * 45 + ".25"
     halves = pa.array([1.5], pa.float32()).cast(pa.float16())
