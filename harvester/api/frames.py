@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import date, datetime, time
 from pathlib import Path, PurePath
@@ -34,6 +35,9 @@ def batches_of(frame: Any) -> pa.RecordBatchReader:
         if hasattr(frame, name):
             return getattr(frame, name)(BATCH_ROWS)
     if library_of(frame) == "pandas":  # its own Arrow stream would add the index as a column
+        if not hasattr(frame, "columns"):
+            raise HarvesterError(f"a {type(frame).__name__} is one column; make a data frame of it, e.g. with to_frame('text')")
+        _check_distinct([str(name) for name in frame.columns])
         return pa.Table.from_pandas(frame, preserve_index=False).to_reader(BATCH_ROWS)
     polars = sys.modules.get("polars")
     if polars is not None and isinstance(frame, polars.DataFrame):  # Parquet cannot store its view types within dictionaries
@@ -54,12 +58,19 @@ def as_file(frame: Any, name: str) -> Iterator[Path]:
         path = Path(folder, f"{safe_name(name)}.parquet")
         try:
             reader = batches_of(frame)
+            _check_distinct(reader.schema.names)
             with pq.ParquetWriter(path, reader.schema, compression="zstd") as writer:
                 for batch in reader:
                     writer.write_batch(batch)
         except (OSError, pa.ArrowException, OverflowError, UnicodeError, TypeError) as error:
             raise HarvesterError(f"the rows cannot be written to {path}: {error}") from error
         yield path
+
+
+def _check_distinct(names: Sequence[str]) -> None:
+    name, count = max(Counter(names).items(), key=lambda each: each[1], default=("", 0))
+    if count > 1:
+        raise HarvesterError(f"the table has more than one column named {name!r}; rename all but one")
 
 
 def _alike(values: list[Any]) -> list[Any]:

@@ -141,6 +141,22 @@ def test_what_is_no_frame_of_polars_is_refused_in_one_line(client: Harvester, ki
         client.submit(frame, prompt="{a}")
 
 
+@pytest.mark.parametrize(
+    ("frame", "message"),
+    [
+        (pandas.DataFrame([["x", 2]], columns=["a", "a"]), "more than one column named 'a'; rename"),
+        (pandas.DataFrame([["x", 2]], columns=[1, "1"]), "more than one column named '1'; rename"),
+        (pa.Table.from_arrays([pa.array(["x"])] * 2, ["a", "a"]), "more than one column named 'a'; rename"),
+        (pandas.Series(["x"], name="a"), "a Series is one column; make a data frame of it"),
+    ],
+    ids=["pandas", "names that differ in type", "arrow", "series"],
+)
+def test_columns_without_names_of_their_own_are_refused_in_one_line(client: Harvester, frame: Any, message: str) -> None:
+    with pytest.raises(HarvesterError, match=message) as refused:
+        client.submit(frame, prompt="{a}")
+    assert refused.type is HarvesterError
+
+
 @pytest.mark.parametrize("frame", [pandas.DataFrame, polars.DataFrame], ids=["pandas", "polars"])
 def test_frames_go_up_and_come_down(client: Harvester, frame: Any) -> None:
     given = frame({"text": TEXTS, "kind": ["a", "b", "a", "b"], "number": [1, None, 3, 4]})
