@@ -1,4 +1,4 @@
-"""What vLLM bounds beside tokens and KV: adapters in a step, images that are computed whole, the encoder cache.
+"""What vLLM bounds beside tokens and KV: adapters in a step, images that are computed whole, the encoder cache, blocks of recurrent state.
 
 vLLM takes for granted that a running request goes on, and that a step has all of its tokens. Here a request may be paused, and keeps what
 it holds.
@@ -7,7 +7,7 @@ it holds.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -72,6 +72,24 @@ def waits_for_items(scheduler: Any, output: Any, budget_tokens: int) -> bool:
         and not is_offline(request)
         for request in scheduler.running
     )
+
+
+def chunk_tokens(scheduler: Any, tokens: int, split: Callable[[], int]) -> int:
+    """Tokens of a prompt's chunk, of the ``tokens`` that its step has left, in a model with recurrent layers. ``split``: vLLM's own answer.
+
+    vLLM caches a recurrent state where a KV block ends, and a block may have over 500 tokens. It lets a chunk end within a block only if
+    no step could hold the block, by the token budget; otherwise a chunk of less than a block gets nothing. It compares with the budget of
+    the whole step, decodes included: a step that has less left for prompts than a block would never compute any. Here such a chunk ends
+    within the block, as in a model whose blocks are wider than its steps, and the next one at the block's end.
+    """
+    found = split()
+    if found or not tokens:
+        return found
+    budget, scheduler.max_num_scheduled_tokens = scheduler.max_num_scheduled_tokens, tokens
+    try:
+        return split()
+    finally:
+        scheduler.max_num_scheduled_tokens = budget
 
 
 def _has_items_left(request: Any) -> bool:

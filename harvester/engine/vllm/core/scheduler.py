@@ -172,6 +172,11 @@ class HarvestScheduling(Stock):
         chat_only = self._report.chat_only(now_s)
         return reads.view(self, rows, batch, now_s, max_segments=self._report.max_segments, stalled=self._stalled, chat_only=chat_only)
 
+    def _mamba_block_aligned_split(self, request: Request, num_new_tokens: int, *args: Any, **kwargs: Any) -> int:
+        """vLLM's: a chunk of a prompt, which in a model with recurrent layers ends with a KV block if it can."""
+        split = super()._mamba_block_aligned_split
+        return bounds.chunk_tokens(self, num_new_tokens, lambda: split(request, num_new_tokens, *args, **kwargs))
+
     @contextmanager
     def _applied(self, plan: Plan, now_s: float) -> Iterator[None]:
         """Set vLLM's own fields to the plan while one step is scheduled."""
