@@ -27,6 +27,7 @@
     ├── OverloadError            exit 1   a chat request whose first token would come too late
     ├── BusyError                exit 1   the server is at its limit for this kind of work
     ├── EngineError              exit 1   the model or the engine could not do its work
+    │   ├── EngineStartError              vLLM did not start
     │   └── NoReplicaError                no replica is up; one may be starting
     └── UnreachableError         exit 3   no server answers
 
@@ -69,6 +70,7 @@ __all__ = [
     "CrossSiteError",
     "DamageError",
     "EngineError",
+    "EngineStartError",
     "HarvesterError",
     "KeyRefusedError",
     "LowDiskError",
@@ -145,6 +147,10 @@ class OverloadError(HarvesterError):
 class BusyError(HarvesterError):
     code = "busy"
     http_status = 503
+
+
+class EngineStartError(EngineError):
+    code = "engine_start"
 
 
 class NoReplicaError(EngineError):

@@ -38,6 +38,15 @@ def sliding(folder: Path) -> Path:
     return _made(folder / "sliding", Olmo3Config(**shape, num_hidden_layers=4, layer_types=kinds, sliding_window=64))
 
 
+def windows(folder: Path) -> Path:
+    """Windows of 64 tokens in ten of twelve layers: six KV cache groups of two layers, as in Gemma 3 and gpt-oss."""
+    from transformers import Olmo3Config
+
+    kinds = [*["sliding_attention"] * 5, "full_attention"] * 2
+    shape = {name: value for name, value in SHAPE.items() if name != "head_dim"}
+    return _made(folder / "windows", Olmo3Config(**shape, num_hidden_layers=12, layer_types=kinds, sliding_window=64))
+
+
 def latent(folder: Path) -> Path:
     """Multi-head latent attention as in DeepSeek-V2, without experts. The sizes of the latent are those that vLLM's CPU kernel has."""
     from transformers import DeepseekV2Config

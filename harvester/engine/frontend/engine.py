@@ -17,7 +17,8 @@ Top = Mapping[int, float]  # token id -> log-probability, of the likeliest token
 class Sizes:
     """Limits of an engine. ``context_tokens``: prompt plus answer; ``step_tokens``, ``max_seqs``: one step; ``vocabulary``: token ids.
 
-    ``kv_tokens``: capacity of all KV blocks; 0: not known.
+    ``kv_tokens``: capacity of all KV blocks; 0: not known. ``request_blocks``: most KV blocks that a request of ``context_tokens`` holds,
+    of all groups of layers together; None: not known.
     """
 
     context_tokens: int
@@ -26,6 +27,7 @@ class Sizes:
     block_tokens: int
     vocabulary: int
     kv_tokens: int = 0
+    request_blocks: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ class Stock:
     tokens: list[list[int]]
     tops: Sequence[Sequence[Top]]
     tie: float
-    block_tokens: int
+    request_blocks: int  # KV blocks that a request of `subject.CONTEXT_TOKENS` may hold, of all groups of layers
     longest_tokens: int  # prompt and answer
 
 

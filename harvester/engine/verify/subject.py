@@ -32,17 +32,19 @@ class Subject:
         limits = {"max_model_len": CONTEXT_TOKENS, "max_num_batched_tokens": STEP_TOKENS, "max_num_seqs": SLOTS}
         return self._arguments(self.config, None, limits)
 
-    def pressed(self, shared: Path, block_tokens: int, longest_tokens: int, chaos: float) -> dict[str, Any]:
-        """As `small`, with KV for few requests, no reserve, and steps with offline work that end at random with probability ``chaos``."""
+    def pressed(self, shared: Path, request_blocks: int, longest_tokens: int, chaos: float) -> dict[str, Any]:
+        """As `small`, with KV for few requests, no reserve, and steps with offline work that end at random with probability ``chaos``.
+
+        ``request_blocks``: KV blocks that a request of `CONTEXT_TOKENS` may hold; ``longest_tokens``: prompt and answer of the longest one.
+        """
         schedule = self.config.schedule.model_copy(update={"safepoints": self._safepoints, "reserve": "fixed", "preempt_detect_ms": 0.1})
         share = ShareConfig(reserved_slots=1, reserved_kv=0.0)
         checkpoint = self.config.checkpoint
         if checkpoint.enabled == "auto":  # the verification finds out whether they may be on
             checkpoint = checkpoint.model_copy(update={"enabled": True})
         config = self.config.model_copy(update={"schedule": schedule, "share": share, "checkpoint": checkpoint})
-        blocks = max(FEW_REQUESTS * -(-longest_tokens // block_tokens), -(-CONTEXT_TOKENS // block_tokens)) + 2
         limits = {"max_model_len": CONTEXT_TOKENS, "max_num_batched_tokens": STEP_TOKENS, "max_num_seqs": SLOTS}
-        values = self._arguments(config, shared, limits | {"num_gpu_blocks_override": blocks})
+        values = self._arguments(config, shared, limits | {"num_gpu_blocks_override": few_blocks(request_blocks, longest_tokens)})
         values["additional_config"][SAFEPOINTS_KEY]["chaos"] = chaos
         return values
 
@@ -59,3 +61,12 @@ class Subject:
     def _arguments(self, config: ServeConfig, shared: Path | None, engine: dict[str, Any]) -> dict[str, Any]:
         config = config.model_copy(update={"engine": {**config.engine, **self.engine, **engine}})
         return engine_arguments(config, self.model, "verify", cpu=self.cpu, embedded=self.embedded, shared=shared)
+
+
+def few_blocks(request_blocks: int, longest_tokens: int) -> int:
+    """KV blocks for `FEW_REQUESTS` of the longest, and what vLLM needs to start: one request of `CONTEXT_TOKENS` beside its null block.
+
+    A request holds blocks of every group of layers, which all come from one pool. ``request_blocks``: those of `CONTEXT_TOKENS`.
+    """
+    longest_blocks = -(-request_blocks * longest_tokens // CONTEXT_TOKENS)
+    return max(FEW_REQUESTS * longest_blocks, request_blocks) + 2

@@ -76,9 +76,9 @@ def stock_tokens(subject: Subject) -> Stock:
     return asyncio.run(asyncio.wait_for(_stock(subject), MAX_S))
 
 
-def pressed_tokens(subject: Subject, block_tokens: int, longest_tokens: int) -> Pressed:
+def pressed_tokens(subject: Subject, request_blocks: int, longest_tokens: int) -> Pressed:
     """Harvester's answers, with KV for few requests and steps that end early. Run by `run_in_process`."""
-    return asyncio.run(asyncio.wait_for(_pressed(subject, block_tokens, longest_tokens), MAX_S))
+    return asyncio.run(asyncio.wait_for(_pressed(subject, request_blocks, longest_tokens), MAX_S))
 
 
 async def _stock(subject: Subject) -> Stock:
@@ -93,7 +93,8 @@ async def _stock(subject: Subject) -> Stock:
         tie = 2.0 * max(moved(*each) for each in zip(tokens, tops, as_prompts, strict=True))
         tie = max(tie, *(_own_tie(*each) for each in zip(tokens, repeated, tops, strict=True)))
         longest = max(map(len, given)) + ANSWER_TOKENS
-        return Stock(tokens, tops, tie, llm.sizes.block_tokens, longest)
+        blocks = llm.sizes.request_blocks or -(-CONTEXT_TOKENS // llm.sizes.block_tokens)
+        return Stock(tokens, tops, tie, blocks, longest)
 
 
 async def _as_prompt(llm: TokenEngine, gate: asyncio.Semaphore, number: int, ids: list[int], answered: int) -> list[Top]:
@@ -117,9 +118,9 @@ def _own_tie(tokens: list[int], repeated: list[int], top: Sequence[Top]) -> floa
     return 0.0 if place is None else lead(top[place], tokens[place], repeated[place])
 
 
-async def _pressed(subject: Subject, block_tokens: int, longest_tokens: int) -> Pressed:
+async def _pressed(subject: Subject, request_blocks: int, longest_tokens: int) -> Pressed:
     shared = SharedState.make()
-    values = subject.pressed(shared.path, block_tokens, longest_tokens, CHAOS)
+    values = subject.pressed(shared.path, request_blocks, longest_tokens, CHAOS)
     async with engine(values, shared) as llm:
         given = prompts(llm)
         turns = [await _turn(llm, given, turn) for turn in range(TURNS)]

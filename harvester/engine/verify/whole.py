@@ -25,7 +25,7 @@ from harvester.engine.verify.tokens import pressed_tokens, stock_tokens
 from harvester.engine.verify.verdict import Aspect, Verdict, detect_ms, kv_verdict, signals_verdict, times_verdict, tokens_verdict
 from harvester.engine.vllm.launch import engine
 from harvester.engine.vllm.platform import on_cpu
-from harvester.errors import EngineError
+from harvester.errors import ConfigError, EngineError, EngineStartError
 
 SIGNALS, SIGNALS_S = 100, 20.0
 LEARN_S, STRETCH_S = 10.0, 6.0
@@ -53,7 +53,8 @@ def subject_of(config: ServeConfig) -> Subject:
 
 
 def verify(subject: Subject, log: Path, say: Say, state: Path | None = None) -> dict[str, Any]:
-    """Run the verification. Returns JSON values: ``ok``, figures by name, and a line for each part. An engine that dies fails its part.
+    """Run the verification. Returns JSON values: ``ok``, figures by name, and a line for each part. An engine that dies fails its part, and
+    one that does not start leaves it undecided.
 
     ``say`` is told what is done now; ``log`` gets what the engines print. The verdicts are kept in ``state`` for later servers.
     """
@@ -62,7 +63,7 @@ def verify(subject: Subject, log: Path, say: Say, state: Path | None = None) -> 
     say("stock vLLM answers")
     stock = _try(log, stock_tokens, subject)
     say("harvester answers, with steps that end early and KV that is taken away")
-    pressed = _try(log, pressed_tokens, subject, stock.block_tokens, stock.longest_tokens) if isinstance(stock, Stock) else stock
+    pressed = _try(log, pressed_tokens, subject, stock.request_blocks, stock.longest_tokens) if isinstance(stock, Stock) else stock
     say("harvester is timed: steps, signals, copies")
     timed = _try(log, measure, subject)
     verdicts = [*_of_tokens(stock, pressed), *_of_timed(timed, pressed if isinstance(pressed, Pressed) else None)]
@@ -101,6 +102,8 @@ def _try(log: Path, work: Callable[..., T], *given: Any) -> T | Exception:
     """The result of ``work``, or its error: when one part fails, the others still run."""
     try:
         return run_in_process(work, *given, log=log)
+    except ConfigError as error:
+        return EngineStartError(str(error))
     except Exception as error:  # vLLM's own, of any kind
         return error if isinstance(error, EngineError) else EngineError(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
 
@@ -109,13 +112,18 @@ def _of_tokens(stock: Stock | Exception, pressed: Pressed | Exception) -> list[V
     if isinstance(stock, Exception):
         return [Verdict(Aspect.TOKENS, None, f"stock vLLM gave no answers: {stock}")]
     if isinstance(pressed, Exception):
-        return [Verdict(Aspect.TOKENS, False, f"no answers: {pressed}")]
+        return [Verdict(Aspect.TOKENS, _failed(pressed), f"no answers: {pressed}")]
     return [tokens_verdict(compared(stock, pressed), stock.tie, pressed)]
+
+
+def _failed(error: Exception) -> bool | None:
+    """The verdict on what an engine did not do: wrong if it was running, undecided if it did not start."""
+    return None if isinstance(error, EngineStartError) else False
 
 
 def _of_timed(timed: Timed | Exception, pressed: Pressed | None) -> list[Verdict]:
     if isinstance(timed, Exception):
-        return [Verdict(part, False, f"not measured: {timed}") for part in (Aspect.SIGNALS, Aspect.TIMES, Aspect.KV)]
+        return [Verdict(part, _failed(timed), f"not measured: {timed}") for part in (Aspect.SIGNALS, Aspect.TIMES, Aspect.KV)]
     return [signals_verdict(timed.signals), times_verdict(timed.times), kv_verdict(timed.kv, pressed)]
 
 

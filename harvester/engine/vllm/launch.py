@@ -35,7 +35,7 @@ from harvester.engine.vllm import surface
 from harvester.engine.vllm.frontend.answers import with_parsers
 from harvester.engine.vllm.frontend.client import HarvestLLM
 from harvester.engine.vllm.platform import additional, on_cpu
-from harvester.errors import ConfigError, EngineError
+from harvester.errors import ConfigError, EngineStartError
 
 # Every process of vLLM sets this again. If it is the first variable of the environment, setproctitle cannot find the command line any more,
 # and no engine process has its name.
@@ -145,7 +145,7 @@ def asked_of(vllm_config: VllmConfig) -> Asked:
 def start_llm(values: Mapping[str, Any]) -> tuple[Namespace, HarvestLLM]:
     """vLLM's parsed command line, and the front end of an engine that answers.
 
-    Raises `EngineError` with vLLM's own reason or for a vLLM that lacks something, and `ConfigError` for what
+    Raises `EngineStartError` with vLLM's own reason, `EngineError` for a vLLM that lacks something, and `ConfigError` for what
     `harvester.engine.launch.abilities` refuses.
     """
     os.environ.pop(SET_BY_VLLM, None)
@@ -159,7 +159,7 @@ def start_llm(values: Mapping[str, Any]) -> tuple[Namespace, HarvestLLM]:
     except ConfigError:
         raise
     except Exception as error:
-        raise EngineError(f"vLLM did not start with model {values['model']}: {' '.join(str(error).split())[:600]}") from error
+        raise EngineStartError(f"vLLM did not start with model {values['model']}: {' '.join(str(error).split())[:600]}") from error
     assert isinstance(llm, HarvestLLM)
     return args, llm
 

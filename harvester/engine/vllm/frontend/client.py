@@ -87,11 +87,18 @@ class HarvestLLM(AsyncLLM):
 
     @property
     def sizes(self) -> Sizes:
-        step, model = self.vllm_config.scheduler_config, self.model_config
-        block_tokens = self.vllm_config.cache_config.block_size
+        step, model, cache_config = self.vllm_config.scheduler_config, self.model_config, self.vllm_config.cache_config
+        block_tokens, blocks, requests = cache_config.block_size, cache_config.num_gpu_blocks or 0, cache_config.kv_cache_max_concurrency
         assert block_tokens is not None, "asked before vLLM has chosen its block size"
-        kv_tokens = (self.vllm_config.cache_config.num_gpu_blocks or 0) * block_tokens
-        return Sizes(model.max_model_len, step.max_num_batched_tokens, step.max_num_seqs, block_tokens, model.get_vocab_size(), kv_tokens)
+        return Sizes(
+            model.max_model_len,
+            step.max_num_batched_tokens,
+            step.max_num_seqs,
+            block_tokens,
+            model.get_vocab_size(),
+            blocks * block_tokens,
+            round(blocks / requests) if blocks and requests else None,  # vLLM gives how many of the longest requests its blocks hold
+        )
 
     @property
     def devices(self) -> int:
