@@ -188,7 +188,7 @@ class Brain:
         """The waiting rows that are admitted before all others because a job lacks a guaranteed share, and what it lacks."""
         order, admission = self._parts.offline, self._parts.admission
         late = order.late()
-        lacks = owed(late, view, order.known, lambda one: admission.holds(one, view.block_tokens))
+        lacks = owed(late, view, order.known, lambda one: admission.holds(one, view.held))
         if late is None or lacks is None:
             return [], None
         slots, blocks = lacks
@@ -207,7 +207,7 @@ class Brain:
         return StepView(
             running=view.running,
             online_waiting=len(view.waiting),
-            online_waiting_blocks=view.waiting.blocks,
+            online_waiting_blocks=view.waiting.blocks + (view.watermark_blocks if view.waiting.blocks else 0),
             offline_next_blocks=parts.admission.blocks(rows[0]) if rows else 0,
             offline_next=[max(1, round(self._fresh * row.tokens)) for row in rows],
             free_blocks=view.free_blocks,
@@ -231,6 +231,7 @@ class Brain:
             block_tokens=view.block_tokens,
             offline_rows=parts.offline.known,
             loading_rows=view.loading_rows,
+            groups=view.groups,
             waiting_unpromised=view.waiting.unpromised,
             debt_s=self._alone.debt_s(now_s) if self._online else 0.0,
             gap_s=parts.gaps.allowed_s(view.running, now_s) if self._online else None,
@@ -261,7 +262,8 @@ class Brain:
         online = {one.name: one.step_tokens for i in step.run if not (one := running[i]).offline}
         offline = sum([running[i].step_tokens for i in step.run if running[i].offline]) if len(online) < len(step.run) else 0
         tokens = min(bounds, default=math.inf) - offline
-        out = left_out(online, view.waiting.get, ranks, view.max_seqs, view.free_blocks, tokens, self._chat_fresh)
+        free_blocks = view.free_blocks - view.watermark_blocks
+        out = left_out(online, view.waiting.get, ranks, view.max_seqs, free_blocks, tokens, self._chat_fresh)
         return frozenset([i for i in step.run if running[i].name in out]) if out else frozenset()
 
 

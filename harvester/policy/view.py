@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from harvester.policy.waiting import WaitingView
 
 if TYPE_CHECKING:
+    from harvester.policy.kv.groups import KvGroups
     from harvester.policy.step.batch import Batch
 
 
@@ -87,11 +88,23 @@ class EngineView:
     returning_context: int = 0  # their computed tokens
     deferred: int = 0  # requests that the last step could not admit for another reason than room, such as a grammar that is not ready
     chat_only: bool = False  # chat waits so long that offline work should stand still
-    stalled: bool = False  # the last step could compute nothing though online requests wait, or nothing of a running chat with images
+    stalled: bool = False  # the last step computed nothing though chat waits, nothing of a chat with images, or refused a chat once more
     item_holders: frozenset[str] = frozenset()  # requests that hold images in the encoder cache; used only where ``stalled``
     batch: Batch | None = None  # `batch_of` all running requests, if it was prepared ahead
     freeing: Callable[[], Freeing] = unshared  # used where requests are preempted: rows of one template share KV blocks
     max_segments: int = 0  # most parts that safepoints can cut a step into; 0: no step can end early
+    groups: KvGroups | None = None  # how blocks follow from tokens; None: one group, of ``block_tokens``
+    watermark_blocks: int = 0  # KV blocks that the engine leaves free when it admits a request beside others
+
+    def held(self, tokens: int) -> int:
+        """KV blocks that a request with so many computed tokens holds."""
+        return -(-tokens // self.block_tokens) if self.groups is None else self.groups.held(tokens)
+
+    def step_blocks(self, one: Running, tokens: int) -> int:
+        """KV blocks that it takes to compute so many tokens more."""
+        if self.groups is None:
+            return -(-(one.context + tokens) // self.block_tokens) - one.blocks_now
+        return self.groups.step(one.context, one.context + tokens)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from harvester.core import PRIORITY_OFFLINE
+from harvester.policy.kv.groups import KvGroups
 from harvester.policy.order.offline import Fair, OfflineRow
 from harvester.policy.step.view import Guarantee
 from jobs.hint import SchedulingHint
@@ -37,7 +38,7 @@ def request(name: str, job: str, **extra: Any) -> Request:
 def row(one: Request) -> OfflineRow:
     from harvester.engine.vllm.core.reads import row_of
 
-    return row_of(one, 16)
+    return row_of(one, KvGroups.one(16))
 
 
 def lane(*requests: Request) -> Fair:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from harvester.policy.kv.groups import KvGroups
 from harvester.policy.model.load import StepLoad
 
 DECODES = {"a": 1, "b": 1, "c": 1}
@@ -50,5 +51,5 @@ def test_a_request_that_decodes_with_drafts_says_so(known: int, computed: int, d
         num_output_placeholders=0,
         arrival_time=0.0,
     )
-    (found,) = running([request], 16, 512, {}, 0.0)
+    (found,) = running([request], KvGroups.one(16), 512, {}, 0.0)
     assert (found.step_tokens, found.drafting) == (step_tokens, is_drafting)

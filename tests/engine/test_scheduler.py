@@ -388,13 +388,14 @@ def lanes(harvest: Callable[..., Drive]) -> tuple[Any, dict[str, Any]]:
     from harvester.engine.shared.settings import NO_SLO
     from harvester.engine.vllm.core.queue import WaitingQueue
     from harvester.engine.vllm.core.reads import row_of, waiting
+    from harvester.policy.kv.groups import KvGroups
     from harvester.policy.order.offline import Fair
 
     drive = harvest()
     for name, tokens in (("off-1", 10), ("off-2", 20), ("on-1", 5), ("on-2", 5)):
         drive.add(name, tokens, 10, offline=name.startswith("off"))
-    order = Fair()
-    queue = WaitingQueue(order, lambda request: order.add(row_of(request, BLOCK)), lambda request: waiting(request, BLOCK, NO_SLO, 0.0))
+    order, kv = Fair(), KvGroups.one(BLOCK)
+    queue = WaitingQueue(order, lambda request: order.add(row_of(request, kv)), lambda request: waiting(request, kv, NO_SLO, 0.0))
     for name in ("on-2", "off-2", "off-1", "on-1"):
         queue.add_request(drive.requests[name])
     queue.rank({"on-1": 0, "on-2": 1})

@@ -14,12 +14,13 @@ from vllm.v1.request import Request
 
 from harvester.engine.vllm.core import reads
 from harvester.engine.vllm.core.scheduler import AsyncHarvestScheduler, HarvestScheduler
+from harvester.policy.kv.groups import KvGroups
 
 PREEMPTED = 0.03  # probability, of each running request before each step
 
 
-def _blocks_now(request: Request, block_tokens: int) -> int:
-    return reads.waiting_blocks(request, block_tokens)
+def _blocks_now(request: Request, kv: KvGroups) -> int:
+    return reads.waiting_blocks(request, kv)
 
 
 reads.final_blocks = _blocks_now

@@ -58,8 +58,8 @@ class KvDrive:
             "checkpoint": checkpoint.model_dump(),
         }
         kind = AsyncHarvestScheduler if depth > 1 else HarvestScheduler
-        sizes = {"model_tokens": 512, "step_tokens": 256}
-        self._drive = Drive(model, kind, blocks, SLOTS, BLOCK, sections, **sizes, transfer=transfer_config(checkpoint, 1))
+        transfer = transfer_config(checkpoint, 1)
+        self._drive = Drive(model, kind, blocks, SLOTS, BLOCK, sections, model_tokens=512, step_tokens=256, transfer=transfer)
         self.scheduler = self._drive.scheduler
         self.planner = self.scheduler.connector.planner
         self.device = device

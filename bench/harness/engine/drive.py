@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from vllm.config import CacheConfig, KVTransferConfig, ModelConfig, SchedulerCon
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
@@ -26,7 +27,8 @@ WORD, STOP = 7, 8  # tokens that answers are made of
 class Drive:
     """``kind`` is the scheduler's class, ``sections`` what it is told under `harvester.engine.shared.settings.KEY`, in JSON values.
 
-    ``blocks``: KV blocks of ``block_tokens`` in one group; ``transfer``: arguments of vLLM's `KVTransferConfig`, for a KV connector.
+    ``blocks``: KV blocks of ``block_tokens``; ``transfer``: arguments of vLLM's `KVTransferConfig`, for a KV connector.
+    ``windows``: further KV groups, each with a sliding window of so many tokens. ``watermark``: share of the KV kept free at admission.
     After each step every request whose prompt is computed gets one more token.
     """
 
@@ -42,6 +44,8 @@ class Drive:
         model_tokens: int = MODEL_TOKENS,
         step_tokens: int = STEP_TOKENS,
         transfer: dict[str, Any] | None = None,
+        windows: Sequence[int] = (),
+        watermark: float = 0.0,
     ) -> None:
         init_none_hash(sha256)
         self._hasher = get_request_block_hasher(block_tokens, sha256)
@@ -55,6 +59,7 @@ class Drive:
                 policy="priority",
                 is_encoder_decoder=False,
                 async_scheduling=kind.__name__.startswith("Async"),
+                watermark=watermark,
             ),
             cache_config=cache,
             kv_transfer_config=None if transfer is None else KVTransferConfig(**transfer),
@@ -62,7 +67,14 @@ class Drive:
         )
         cache.num_gpu_blocks = blocks
         attention = FullAttentionSpec(block_size=block_tokens, num_kv_heads=1, head_size=1, dtype=torch.float32)
-        self.kv_cache = KVCacheConfig(blocks, [], [KVCacheGroupSpec(["layer"], attention)])
+        windowed = [
+            SlidingWindowSpec(block_size=block_tokens, num_kv_heads=1, head_size=1, dtype=torch.float32, sliding_window=window)
+            for window in windows
+        ]
+        groups = [
+            KVCacheGroupSpec(["layer" if not number else f"layer {number}"], spec) for number, spec in enumerate((attention, *windowed))
+        ]
+        self.kv_cache = KVCacheConfig(blocks, [], groups)
         self.scheduler = kind(
             vllm_config=self.config,
             kv_cache_config=self.kv_cache,

@@ -7,7 +7,7 @@ grows.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from harvester.policy.admission.curve import Curve, Row
@@ -23,6 +23,7 @@ from harvester.policy.view import PolicyConfig, Running
 
 LEAST_LEFT = 16.0  # minimum tokens that a row is expected to have left
 LEFT_SHARE = 0.3  # the same, as a share of what it has made
+PARTS = 8  # of a token, which tokens per block are counted in
 LOOK_AGAIN = 16  # tokens made by running rows, after which a refused row is tried again though none has ended
 
 
@@ -70,8 +71,8 @@ class Expected:
     def blocks(self, row: OfflineRow) -> int:
         return row.blocks
 
-    def holds(self, one: Running, block_tokens: int) -> int:
-        return one.blocks_now if one.step_tokens <= 1 else -(-(one.context + one.step_tokens) // block_tokens)
+    def holds(self, one: Running, held: Callable[[int], int]) -> int:
+        return one.blocks_now if one.step_tokens <= 1 else held(one.context + one.step_tokens)
 
     def space(self, view: StepView, batch: Batch, config: PolicyConfig) -> Space:
         """The blocks are those that are free now, less what running prompts will take."""
@@ -88,8 +89,9 @@ class Expected:
         A row by itself may take the margin too: none lacks KV because it is longer than expected.
         """
         self._take_back()
-        self._kv_tokens = view.total_blocks * view.block_tokens
-        if next(iter(rows(())), None) is None:  # most steps: nothing else is looked at
+        self._kv_tokens = view.kv_tokens
+        head = next(iter(rows(())), None)
+        if head is None:  # most steps: nothing else is looked at
             return ()
         if self._version != self.lengths.version:
             self._by_name, self._version = {}, self.lengths.version
@@ -98,8 +100,9 @@ class Expected:
         whole = view.total_blocks - view.free_blocks - chat  # blocks in use, without those of running chat
         others = bool(batch.decodes or batch.prefills or view.loading_rows)
         chat_blocks = chat + _prompt_growth(view, batch) + max(0, whole - offline)  # and those in use for requests that do not run
-        owed, usual = view.owed, self._caps(view, config, chat_blocks, None)
-        first = usual if owed is None else self._caps(view, config, chat_blocks, self._rows_hold(view, batch) + owed.blocks)
+        each = _tokens_per_block(view, batch, head.tokens + _left(self._length(head), head.tokens))
+        owed, usual = view.owed, self._caps(view, config, chat_blocks, None, each)
+        first = usual if owed is None else self._caps(view, config, chat_blocks, self._rows_hold(view, batch) + owed.blocks, each)
 
         def caps_of(row: OfflineRow) -> _Caps:
             return first if owed is not None and row.name in owed.names else usual
@@ -115,7 +118,7 @@ class Expected:
         if not idle and self._is_still_refused(queue.found[0].name, view, batch, caps_of(queue.found[0]).beside):
             return ()
         self._follow(view, batch)
-        shared = _shared_tokens(view, batch, offline - whole)
+        shared = each * _shared_blocks(view, batch, offline - whole)
         spare = view.block_tokens / 2 - shared
 
         def fits(count: int) -> bool:
@@ -133,16 +136,16 @@ class Expected:
     def _rows_hold(self, view: StepView, batch: Batch) -> int:
         """KV blocks of the running rows, with those that their prompts will still take."""
         prompts = [view.running[place] for place in batch.prefills]
-        growth = sum([self.holds(one, view.block_tokens) - one.blocks_now for one in prompts])
+        growth = sum([self.holds(one, lambda tokens: view.held([tokens])) - one.blocks_now for one in prompts])
         return batch.final_blocks - batch.growth_blocks + growth
 
-    def _caps(self, view: StepView, config: PolicyConfig, chat_blocks: int, given_blocks: int | None) -> _Caps:
-        """``given_blocks``: KV blocks that offline work may hold whatever the reserve, where chat leaves them."""
+    def _caps(self, view: StepView, config: PolicyConfig, chat_blocks: int, given_blocks: int | None, each: float) -> _Caps:
+        """``given_blocks``: KV blocks that offline work may hold whatever the reserve, where chat leaves them; ``each``: tokens in one."""
 
         def tokens(chat_blocks: int, margin: float) -> float:
             blocks = (1.0 - margin) * view.total_blocks - chat_blocks
             cap = blocks - kept(view, config)[1]
-            return (cap if given_blocks is None else max(cap, min(blocks, given_blocks))) * view.block_tokens
+            return (cap if given_blocks is None else max(cap, min(blocks, given_blocks))) * each
 
         return _Caps(tokens(chat_blocks, self.margin.share), tokens(chat_blocks, 0.0), tokens(0, self.margin.share))
 
@@ -245,22 +248,34 @@ def _refusal(name: str, view: StepView, batch: Batch, cap: float) -> _Refused:
     return _Refused(name, rows, view.running[newest].name, view.running[newest].context, cap)
 
 
+def _tokens_per_block(view: StepView, batch: Batch, row_tokens: float) -> float:
+    """Tokens of offline work for each KV block that it holds, which the curve is measured by.
+
+    With several KV groups it is that of the running rows as they are, and of the next one at its end with ``row_tokens``. Rounded down, so
+    that it seldom changes: then a refused row need not be tried again.
+    """
+    if view.groups is None:
+        return view.block_tokens
+    tokens = batch.context_sums[-1] + sum([view.running[place].context for place in batch.prefills]) + row_tokens
+    blocks = batch.final_blocks - batch.growth_blocks + view.groups.held(int(row_tokens))
+    return max(1, int(PARTS * tokens / max(1, blocks))) / PARTS
+
+
 def _pending(view: StepView, batch: Batch) -> int:
     """KV blocks that the running prompts will still take, chat's too."""
     prompts = [*batch.prompts, *[view.running[place] for place in batch.prefills]]
-    return sum([-(-(one.context + one.step_tokens) // view.block_tokens) - one.blocks_now for one in prompts])
+    return view.held([one.context + one.step_tokens for one in prompts]) - sum([one.blocks_now for one in prompts])
 
 
 def _prompt_growth(view: StepView, batch: Batch) -> int:
     """KV blocks that running chat will still take for what it computes next: the rest of its prompts, or one token each."""
-    chat = [view.running[place] for place in batch.online]
-    return sum([-(-(one.context + one.step_tokens) // view.block_tokens) for one in chat]) - batch.chat_blocks
+    return view.held([one.context + one.step_tokens for one in map(view.running.__getitem__, batch.online)]) - batch.chat_blocks
 
 
-def _shared_tokens(view: StepView, batch: Batch, shared_blocks: int) -> float:
-    """Tokens that an offline request shares with others, on average: blocks of a common prefix exist only once.
+def _shared_blocks(view: StepView, batch: Batch, shared_blocks: int) -> float:
+    """KV blocks that an offline request shares with others, on average: blocks of a common prefix exist only once.
 
     ``shared_blocks``: by which the rows' own count exceeds the blocks in use for them.
     """
     rows = len(batch.decodes) + len(batch.prefills) + len(view.loading_rows)
-    return max(0, shared_blocks) * view.block_tokens / rows if rows else 0.0
+    return max(0, shared_blocks) / rows if rows else 0.0

@@ -27,8 +27,8 @@ class Admission(Protocol):
     def blocks(self, row: OfflineRow) -> int:
         """KV blocks that a waiting row is charged."""
 
-    def holds(self, one: Running, block_tokens: int) -> int:
-        """KV blocks that a running row counts as holding."""
+    def holds(self, one: Running, held: Callable[[int], int]) -> int:
+        """KV blocks that a running row counts as holding. ``held``: KV blocks of a request by its computed tokens."""
 
     def space(self, view: StepView, batch: Batch, config: PolicyConfig) -> Space:
         """The slots and KV blocks that new rows may take. An idle engine always admits one row."""
@@ -51,7 +51,7 @@ class WorstCase:
     def blocks(self, row: OfflineRow) -> int:
         return row.final_blocks
 
-    def holds(self, one: Running, block_tokens: int) -> int:
+    def holds(self, one: Running, held: Callable[[int], int]) -> int:
         return one.blocks_final
 
     def space(self, view: StepView, batch: Batch, config: PolicyConfig) -> Space:
@@ -107,7 +107,7 @@ def held(view: StepView, batch: Batch) -> tuple[int, int]:
     A request counts the blocks of a prefix that it shares with others as its own. Where the chats together count more blocks than are in
     use, they share some, and hold what is in use beside the rows' count.
     """
-    rows = batch.final_blocks - batch.growth_blocks + sum([-(-tokens // view.block_tokens) for tokens in view.loading_rows.values()])
+    rows = batch.final_blocks - batch.growth_blocks + view.held(list(view.loading_rows.values()))
     used = view.total_blocks - view.free_blocks
     return rows, batch.chat_blocks if batch.chat_blocks <= used else max(0, used - rows)
 

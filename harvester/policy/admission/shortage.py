@@ -6,11 +6,11 @@ vLLM by itself would notice in the middle of the step, preempt the request that 
 from __future__ import annotations
 
 import math
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from dataclasses import replace
 
 from harvester.policy.step.view import StepPlan
-from harvester.policy.view import EngineView
+from harvester.policy.view import EngineView, Running
 
 
 def short_of_kv(view: EngineView, step: StepPlan, *, prompts: bool = True) -> tuple[int, ...]:
@@ -23,10 +23,10 @@ def short_of_kv(view: EngineView, step: StepPlan, *, prompts: bool = True) -> tu
     """
     running, frees = view.running, view.freeing()
     free_blocks = view.free_blocks + sum([frees(running[place]) for place in step.preempt])
-    if free_blocks >= len(step.run) and not (prompts and max([running[place].step_tokens for place in step.run], default=0) > 1):
-        return ()  # a decode needs one block at most
-    block_tokens, runs = view.block_tokens, [running[place] for place in step.run]
-    if sum([-(-(one.context + one.step_tokens) // block_tokens) - one.blocks_now for one in runs]) <= free_blocks:
+    decodes_blocks = len(step.run) * (1 if view.groups is None else view.groups.per_decode)
+    if free_blocks >= decodes_blocks and not (prompts and max([running[place].step_tokens for place in step.run], default=0) > 1):
+        return ()  # a decode needs one block at most in each group
+    if _most(view, [running[place] for place in step.run]) <= free_blocks:
         return ()  # enough for all of their tokens; the step may compute fewer
     needs = _needs(view, step)
     short = sum(needs.values()) - free_blocks
@@ -50,6 +50,14 @@ def given_up(step: StepPlan, lost: Container[int]) -> StepPlan:
     return replace(step, run=tuple(run), pause=tuple(pause), preempt=(*step.preempt, *gone), offline_slots=0, offline_blocks=0)
 
 
+def _most(view: EngineView, runs: Sequence[Running]) -> int:
+    """KV blocks that all tokens of ``runs`` take."""
+    if view.groups is not None:
+        return sum([view.step_blocks(one, one.step_tokens) for one in runs])
+    block_tokens = view.block_tokens
+    return sum([-(-(one.context + one.step_tokens) // block_tokens) - one.blocks_now for one in runs])
+
+
 def _needs(view: EngineView, step: StepPlan) -> dict[int, int]:
     """KV blocks that each request in the step must get, by place. Prompts count as far as the step's tokens go, in the step's order."""
     left = min([bound for bound in (view.max_tokens, step.budget_tokens) if bound is not None], default=math.inf)
@@ -58,7 +66,7 @@ def _needs(view: EngineView, step: StepPlan) -> dict[int, int]:
         one = view.running[place]
         tokens = int(min(one.step_tokens, left))
         left -= tokens
-        needs[place] = -(-(one.context + tokens) // view.block_tokens) - one.blocks_now if tokens else 0
+        needs[place] = view.step_blocks(one, tokens) if tokens else 0
     return needs
 
 

@@ -29,7 +29,7 @@ def without(view: EngineView, lost: Collection[int]) -> tuple[EngineView, list[i
     gone = set(lost)
     places = [place for place in range(len(view.running)) if place not in gone]
     freed, frees = [view.running[place] for place in lost], view.freeing()
-    again = [_again(one, view.block_tokens) for one in freed if not one.offline]
+    again = [_again(one, view) for one in freed if not one.offline]
     rest = replace(
         view,
         running=[view.running[place] for place in places],
@@ -40,6 +40,6 @@ def without(view: EngineView, lost: Collection[int]) -> tuple[EngineView, list[i
     return rest, places
 
 
-def _again(one: Running, block_tokens: int) -> Waiting:
+def _again(one: Running, view: EngineView) -> Waiting:
     tokens = one.context + one.step_tokens
-    return Waiting(one.name, tokens, -(-tokens // block_tokens), one.due_s)
+    return Waiting(one.name, tokens, view.held(tokens), one.due_s)

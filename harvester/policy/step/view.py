@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from harvester.policy.view import Freeing, Running, unshared
 
 if TYPE_CHECKING:
+    from harvester.policy.kv.groups import KvGroups
     from harvester.policy.order.offline import OfflineRow
 
 
@@ -66,6 +67,19 @@ class StepView:
     block_tokens: int = 16
     offline_rows: Mapping[str, OfflineRow] = field(default_factory=dict)  # those that have not ended, waiting or not
     loading_rows: Mapping[str, int] = field(default_factory=dict)  # tokens of the offline requests whose KV is read back
+    groups: KvGroups | None = None  # see `harvester.policy.view.EngineView`
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens that all KV blocks hold, if no group frees any."""
+        return self.total_blocks * self.block_tokens // (1 if self.groups is None else self.groups.count)
+
+    def held(self, tokens: Sequence[int]) -> int:
+        """KV blocks that requests with so many computed tokens hold together."""
+        if self.groups is not None:
+            return sum(map(self.groups.held, tokens))
+        size = self.block_tokens
+        return sum([-(-each // size) for each in tokens])
 
 
 @dataclass(frozen=True, slots=True)

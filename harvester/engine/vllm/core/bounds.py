@@ -92,5 +92,29 @@ def chunk_tokens(scheduler: Any, tokens: int, split: Callable[[], int]) -> int:
         scheduler.max_num_scheduled_tokens = budget
 
 
+class Refused:
+    """Watches for a chat that vLLM refuses again though the step had a slot and tokens for it: it lacks KV that the plan did not count.
+
+    One refusal is nothing: vLLM admits nobody in a step in which it preempts.
+    """
+
+    def __init__(self) -> None:
+        self._name: str | None = None  # of the chat that the last step refused
+
+    def again(self, scheduler: Any, output: Any, budget_tokens: int) -> bool:
+        """Whether the step planned last refused the same chat as the one before, while rows hold KV."""
+        before, self._name = self._name, _refused(scheduler, output, budget_tokens)
+        return self._name is not None and self._name == before and any(map(is_offline, scheduler.running))
+
+
+def _refused(scheduler: Any, output: Any, budget_tokens: int) -> str | None:
+    chat = scheduler.waiting.next_online
+    if chat is None or chat in scheduler.deferred_waiting or _has_items_left(chat) or scheduler.pause_state.value:
+        return None  # for reasons of its own, or because the engine is paused
+    left = budget_tokens - output.total_num_scheduled_tokens
+    has_turn = len(scheduler.running) < scheduler.max_num_active_reqs and left >= min(chat.num_tokens, budget_tokens // 2)
+    return str(chat.request_id) if has_turn else None
+
+
 def _has_items_left(request: Any) -> bool:
     return any(one.mm_position.offset + one.mm_position.length > request.num_computed_tokens for one in request.mm_features)

@@ -51,6 +51,12 @@ class WaitingQueue(RequestQueue):
         """The ranks given last."""
         return self._ranks
 
+    @property
+    def next_online(self) -> Request | None:
+        """The online request whose turn is next; None: none has a turn."""
+        self._skip_the_gone()
+        return self._online[self._turns[0]] if self._turns else None
+
     def rank(self, ranks: Mapping[str, int]) -> None:
         """The order of the online requests from now on, the first in front. One without a rank has no turn: it waits until it has one."""
         self._ranks = ranks

@@ -1,8 +1,7 @@
-"""What vLLM's scheduler holds, in the brain's form: all reads of its requests, queues and KV blocks are here."""
+"""What vLLM's scheduler holds, in the brain's form: all reads of its requests, queues and KV blocks are here and in `kv`."""
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Collection, Iterable, Mapping
 from functools import partial
 from typing import Any
@@ -14,6 +13,8 @@ from vllm.v1.request import Request, RequestStatus
 from harvester.core import PRIORITY_OFFLINE
 from harvester.engine.core.steps import Step
 from harvester.engine.shared.settings import NO_SLO, Slo
+from harvester.engine.vllm.core.kv import shared_tokens
+from harvester.policy.kv.groups import KvGroups
 from harvester.policy.model.load import StepLoad
 from harvester.policy.order.offline import PREFIX_TOKENS, OfflineRow
 from harvester.policy.order.online import OnlineRequest
@@ -39,14 +40,14 @@ def extra_of(request: Request) -> Mapping[str, Any]:
     return (params.extra_args or {}) if params is not None else {}
 
 
-def final_blocks(request: Request, block_tokens: int) -> int:
+def final_blocks(request: Request, kv: KvGroups) -> int:
     """KV blocks the request holds when it has made its last allowed token."""
-    return int(-(-(request.num_prompt_tokens + request.max_tokens) // block_tokens))
+    return kv.held(request.num_prompt_tokens + request.max_tokens)
 
 
-def waiting_blocks(request: Request, block_tokens: int) -> int:
-    """KV blocks it needs to be admitted."""
-    return int(-(-request.num_tokens // block_tokens))
+def waiting_blocks(request: Request, kv: KvGroups) -> int:
+    """KV blocks it needs to be admitted, if none of them is cached."""
+    return kv.admitted(request.num_tokens)
 
 
 def answered(request: Request) -> int:
@@ -54,7 +55,7 @@ def answered(request: Request) -> int:
     return max(0, int(request.num_computed_tokens - request.num_in_flight_tokens))
 
 
-def row_of(request: Request, block_tokens: int) -> OfflineRow:
+def row_of(request: Request, kv: KvGroups) -> OfflineRow:
     """A waiting offline request in the brain's form. What it says about its job may come from a chat client, so it is bounded."""
     hint = SchedulingHint.from_args(extra_of(request))
     return OfflineRow(
@@ -67,9 +68,9 @@ def row_of(request: Request, block_tokens: int) -> OfflineRow:
         slice_id=hint.window,
         prefix=tuple((request.prompt_token_ids or ())[:PREFIX_TOKENS]),
         arrival_s=request.arrival_time,
-        final_blocks=final_blocks(request, block_tokens),
+        final_blocks=final_blocks(request, kv),
         tokens=request.num_tokens,
-        blocks=waiting_blocks(request, block_tokens),
+        blocks=waiting_blocks(request, kv),
         prompt_tokens=request.num_prompt_tokens,
         max_tokens=request.max_tokens,
         expected_tokens=hint.answer_tokens,
@@ -95,7 +96,7 @@ def waits_for_grammar(request: Request) -> bool:
     return request.status == RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR and not (asked and asked.grammar)
 
 
-def online_request(request: Request, block_tokens: int, slo: Slo, shift_s: float) -> OnlineRequest:
+def online_request(request: Request, kv: KvGroups, slo: Slo, shift_s: float) -> OnlineRequest:
     """An online request that has come. ``shift_s``: from wall to monotonic clock."""
     return OnlineRequest(
         name=request.request_id,
@@ -105,38 +106,39 @@ def online_request(request: Request, block_tokens: int, slo: Slo, shift_s: float
         max_tokens=request.max_tokens,
         due_s=request.arrival_time + shift_s + slo.ttft_s,
         tpot_s=slo.tpot_s,
-        blocks=waiting_blocks(request, block_tokens),
+        blocks=waiting_blocks(request, kv),
         arrived_s=request.arrival_time + shift_s,
     )
 
 
-def waiting(request: Request, block_tokens: int, slo: Slo, shift_s: float) -> Waiting:
+def waiting(request: Request, kv: KvGroups, slo: Slo, shift_s: float) -> Waiting:
     """An online request that waits. ``shift_s``: from wall to monotonic clock."""
     due_s = request.arrival_time + shift_s + slo.ttft_s
-    return Waiting(request.request_id, request.num_tokens, waiting_blocks(request, block_tokens), due_s)
+    return Waiting(request.request_id, request.num_tokens, waiting_blocks(request, kv), due_s)
 
 
-def running(requests: Iterable[Request], block_tokens: int, max_tokens: int, slos: Mapping[str, Slo], shift_s: float) -> list[Running]:
+def running(requests: Iterable[Request], kv: KvGroups, max_tokens: int, slos: Mapping[str, Slo], shift_s: float) -> list[Running]:
     """Each request as it is once the steps planned so far are done. ``max_tokens``: of any step; ``shift_s``: from wall to monotonic clock.
 
     Without speculative decoding: the one token that a step planned but not answered will add is not counted by vLLM yet.
     A step looks at thousands of requests: one pass, without a call for each.
     """
-    found = []
+    found, size, held, step_blocks, one_group = [], kv.block_tokens, kv.held, kv.step, kv.is_one
     for request in requests:
         name, computed, offline = request.request_id, request.num_computed_tokens, request.priority >= PRIORITY_OFFLINE
         placeholders, slo = request.num_output_placeholders, slos.get(name, NO_SLO)
         left = request.num_tokens_with_spec + placeholders - computed
         step_tokens = left if left > 0 else 1
-        blocks_now = -(-computed // block_tokens)
+        after = computed + (step_tokens if step_tokens < max_tokens else max_tokens)
+        blocks_now = -(-computed // size) if one_group else held(computed)
         found.append(
             Running(
                 name,
                 offline,
                 step_tokens,
                 blocks_now,
-                final_blocks(request, block_tokens) if offline else 0,
-                -(-(computed + (step_tokens if step_tokens < max_tokens else max_tokens)) // block_tokens) - blocks_now,
+                final_blocks(request, kv) if offline else 0,
+                -(-after // size) - blocks_now if one_group else step_blocks(computed, after),
                 computed,
                 left <= 0 or request.num_output_tokens + placeholders > 0,
                 request.arrival_time + shift_s + slo.ttft_s,
@@ -155,10 +157,18 @@ def kv_blocks(pool: Any) -> int:
 
 
 def view(
-    scheduler: Any, rows: list[Running], batch: Batch | None, now_s: float, *, max_segments: int, stalled: bool, chat_only: bool
+    scheduler: Any,
+    kv: KvGroups,
+    rows: list[Running],
+    batch: Batch | None,
+    now_s: float,
+    *,
+    max_segments: int,
+    stalled: bool,
+    chat_only: bool,
 ) -> EngineView:
     """What the scheduler holds now; ``rows``: of its running requests."""
-    pool, block_tokens = scheduler.kv_cache_manager.block_pool, scheduler.block_size
+    pool = scheduler.kv_cache_manager.block_pool
     loading = list(scheduler.kv_holding_waiting)
     back = [r for r in loading if r.request_id in scheduler.finished_recving_kv_req_ids and not is_offline(r)]
     return EngineView(
@@ -168,11 +178,13 @@ def view(
         total_blocks=kv_blocks(pool),
         max_seqs=scheduler.max_num_active_reqs,
         now_s=now_s,
-        block_tokens=block_tokens,
+        block_tokens=kv.block_tokens,
+        groups=None if kv.is_one else kv,
+        watermark_blocks=scheduler.kv_cache_manager.watermark_blocks,
         max_tokens=scheduler.max_num_scheduled_tokens,
         loading=len(loading),
         loading_online=any(not is_offline(r) for r in loading),
-        loading_growth=sum(final_blocks(r, block_tokens) - waiting_blocks(r, block_tokens) for r in loading if is_offline(r)),
+        loading_growth=sum(final_blocks(r, kv) - kv.held(r.num_tokens) for r in loading if is_offline(r)),
         loading_rows={r.request_id: r.num_tokens for r in loading if is_offline(r)},
         returning_tokens=sum(max(1, r.num_tokens - r.num_computed_tokens) for r in back),
         returning_context=sum(r.num_computed_tokens for r in back),
@@ -214,15 +226,6 @@ def registered_blocks(scheduler: Scheduler, computed: dict[str, int]) -> list[tu
                 blocks = manager.req_to_blocks.get(request_id, [])[first:until]
                 found += [(block, block.block_hash) for block in blocks if block.block_hash is not None]
     return found
-
-
-def shared_tokens(scheduler: Scheduler, name: str, newcomers: int) -> int:
-    """Tokens at the beginning of a request whose KV blocks more requests hold than the ``newcomers`` of its step; O(log blocks).
-
-    Who holds a block holds all before it. Blocks that only newcomers hold came out of the free ones.
-    """
-    blocks = scheduler.kv_cache_manager.get_blocks(name).blocks[0]
-    return scheduler.block_size * bisect_left(blocks, True, key=lambda block: block.ref_cnt <= newcomers)
 
 
 def admitted(output: SchedulerOutput) -> frozenset[str]:

@@ -24,7 +24,7 @@ from harvester.engine.shared.settings import NO_SLO, Settings, Slo
 from harvester.engine.shared.state import SharedState
 from harvester.engine.shared.steporder import ENDED_EARLY, ORDER, STEP_SECONDS, Order
 from harvester.engine.vllm.connector import CheckpointConnector
-from harvester.engine.vllm.core import bounds, reads, rollback
+from harvester.engine.vllm.core import bounds, kv, reads, rollback
 from harvester.engine.vllm.core.queue import WaitingQueue
 from harvester.engine.vllm.platform import additional, graph_sizes, keeps_slots, on_cpu, sleep_between_looks
 from harvester.policy.brain import Brain
@@ -47,6 +47,7 @@ class HarvestScheduling(Stock):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         config, cpu = self.vllm_config, on_cpu()
+        self._kv = kv.groups_of(self.kv_cache_manager, self.block_size)
         self._settings = settings = Settings.parse(additional(config))
         self._backoff = sleep_between_looks() if cpu else None
         shared = SharedState(settings.shared) if settings.shared is not None else None
@@ -56,9 +57,9 @@ class HarvestScheduling(Stock):
         self._profile = Profile(settings.profile, graph_sizes(config))
         blocks = reads.kv_blocks(self.kv_cache_manager.block_pool)
         self._covers = planner is not None and planner.supports_checkpoints
-        kv = settings.kv_policy(cpu) if self._covers else None
+        copying = settings.kv_policy(cpu) if self._covers else None
         policy = replace(settings.policy, keeps_slots=keeps_slots(config))
-        self._brain = Brain(parts_of(settings.parts(blocks), self._profile.model, kv), policy)
+        self._brain = Brain(parts_of(settings.parts(blocks), self._profile.model, copying), policy)
         if planner is not None and not cpu:
             self.defer_block_free = False  # on a device, loads run behind the steps that may still write to the block
         # If vLLM runs out of KV within a step, the last in the plan's order loses its own: it has not been scheduled yet. By priority vLLM
@@ -73,7 +74,7 @@ class HarvestScheduling(Stock):
         self._answered: list[tuple[Step, float, float]] = []  # answered steps that are not learnt from yet: seconds, time of the answer
         self._speculative = config.speculative_config is not None
         self._updated_s = float("-inf")
-        self._stalled = False
+        self._stalled, self._refused = False, bounds.Refused()
 
     # Events that vLLM reports
 
@@ -87,9 +88,9 @@ class HarvestScheduling(Stock):
 
     def _arrive(self, request: Request) -> None:
         """Tell the brain of the request: once if it is online, each time it begins to wait if it is offline."""
-        now_s, block_tokens = time.monotonic(), self.block_size
+        now_s = time.monotonic()
         if reads.is_offline(request):
-            self._brain.arrive(reads.row_of(request, block_tokens), now_s)
+            self._brain.arrive(reads.row_of(request, self._kv), now_s)
         else:
             self._brain.arrive(self._online_request(request, now_s - time.time()), now_s)
 
@@ -169,8 +170,8 @@ class HarvestScheduling(Stock):
         rows, batch = self._ahead.rows(self.running, now_s)
         if self._covers and self._checkpoints is not None and self.waiting.has_online:
             rows, batch = self._checkpoints.marked(rows, self.running), None
-        chat_only = self._report.chat_only(now_s)
-        return reads.view(self, rows, batch, now_s, max_segments=self._report.max_segments, stalled=self._stalled, chat_only=chat_only)
+        chat_only, segments = self._report.chat_only(now_s), self._report.max_segments
+        return reads.view(self, self._kv, rows, batch, now_s, max_segments=segments, stalled=self._stalled, chat_only=chat_only)
 
     def _mamba_block_aligned_split(self, request: Request, num_new_tokens: int, *args: Any, **kwargs: Any) -> int:
         """vLLM's: a chunk of a prompt, which in a model with recurrent layers ends with a KV block if it can."""
@@ -205,7 +206,9 @@ class HarvestScheduling(Stock):
         """Note the step, tell the workers whether it may end, and the front end what runs."""
         tokens = output.total_num_scheduled_tokens
         allowed = self.max_num_scheduled_tokens if plan.budget_tokens is None else plan.budget_tokens
-        self._stalled = bounds.waits_for_items(self, output, allowed) or (not tokens and self.waiting.has_ready and not self._steps)
+        refused = self._refused.again(self, output, allowed)
+        idle = not tokens and self.waiting.has_ready and not self._steps
+        self._stalled = refused or idle or bounds.waits_for_items(self, output, allowed)
         if not tokens:
             self._ahead.clear()  # the running requests are in another order now, and vLLM may ask for no masks before the next step
             self._steps.plan(Step(None, output, 0, False, now_s, 0.0, StepState.SENT))
@@ -260,13 +263,13 @@ class HarvestScheduling(Stock):
         return not self.waiting.has_online and not self.kv_holding_waiting and self._brain.online <= self.max_num_active_reqs
 
     def _online_request(self, request: Request, shift_s: float) -> OnlineRequest:
-        return reads.online_request(request, self.block_size, self._slos.get(request.request_id, NO_SLO), shift_s)
+        return reads.online_request(request, self._kv, self._slos.get(request.request_id, NO_SLO), shift_s)
 
     def _waits(self, request: Request) -> Waiting:
-        return reads.waiting(request, self.block_size, self._slos.get(request.request_id, NO_SLO), time.monotonic() - time.time())
+        return reads.waiting(request, self._kv, self._slos.get(request.request_id, NO_SLO), time.monotonic() - time.time())
 
     def _rows(self, requests: Iterable[Request], shift_s: float) -> list[Running]:
-        return reads.running(requests, self.block_size, self.max_num_scheduled_tokens, self._slos, shift_s)
+        return reads.running(requests, self._kv, self.max_num_scheduled_tokens, self._slos, shift_s)
 
 
 class HarvestScheduler(HarvestScheduling, Scheduler):

@@ -1,0 +1,39 @@
+"""How vLLM's KV cache manager counts the blocks of a request, in the brain's form."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from typing import Any
+
+from harvester.policy.kv.groups import Group, KvGroups
+
+PROBE_BLOCKS = 16  # a group that asks for fewer for so many blocks of tokens has a bound: a state, or a ring
+LONG_TOKENS = (1 << 24) - 1  # longer than any window
+
+
+def groups_of(kv_cache_manager: Any, block_tokens: int) -> KvGroups:
+    """The KV cache groups of the model. ``block_tokens``: of the only group, if there is one.
+
+    A model with one group is counted as if it kept all of its KV: with a sliding window it may hold less.
+    """
+    managers = kv_cache_manager.coordinator.single_type_managers
+    return KvGroups.one(block_tokens) if len(managers) <= 1 else KvGroups([_group(manager) for manager in managers])
+
+
+def shared_tokens(scheduler: Any, name: str, newcomers: int) -> int:
+    """Tokens at the beginning of a request whose KV blocks more requests hold than the ``newcomers`` of its step; O(log blocks).
+
+    Who holds a block holds all before it. Blocks that only newcomers hold came out of the free ones.
+    """
+    blocks = scheduler.kv_cache_manager.get_blocks(name).blocks[0]
+    return scheduler.block_size * bisect_left(blocks, True, key=lambda block: block.ref_cnt <= newcomers)
+
+
+def _group(manager: Any) -> Group:
+    tokens = PROBE_BLOCKS * manager.block_size
+    asked = manager.get_num_blocks_to_allocate("", tokens, [], 0, 0, tokens, apply_admission_cap=True)
+    manager.req_to_blocks.pop("", None)  # one kind of manager makes an entry for each request it is asked about
+    skipped, most = manager.get_num_skipped_tokens(LONG_TOKENS), manager.max_admission_blocks_per_request
+    if most is None and asked < PROBE_BLOCKS:
+        most = asked
+    return Group(manager.block_size, LONG_TOKENS - skipped if skipped else None, most)

@@ -1,0 +1,87 @@
+"""Chat gets its KV where vLLM asks for more of it than one block for each block of tokens: several KV groups, or a watermark."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+
+from harvester.engine.embedded.folder import embedded_model
+from harvester.policy.kv.groups import KvGroups
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # vLLM's own
+    from bench.harness.engine.drive import Drive
+    from harvester.engine.vllm.core.scheduler import HarvestScheduler
+
+pytestmark = pytest.mark.engine
+BLOCK = 16
+SECTIONS = {"share": {"reserved_slots": 0, "reserved_kv": 0.0}, "schedule": {"reserve": "fixed"}}
+
+
+def beside_a_chat(groups: int, free: int, window: int = 256, watermark: float = 0.0) -> Drive:
+    """Rows and one chat run, and ``free`` blocks are left of 300 for each group; the rest is held."""
+    windows = [window] * (groups - 1)
+    drive = Drive(embedded_model(), HarvestScheduler, 300 * groups + 1, 64, BLOCK, SECTIONS, windows=windows, watermark=watermark)
+    for number in range(5):
+        drive.add(f"row-{number}", 400, 300, offline=True)
+    drive.step()
+    drive.add("A", 50, 1900, offline=False)
+    for _ in range(3):
+        drive.step()
+    drive.scheduler.kv_cache_manager.block_pool.get_new_blocks(drive.free_blocks - free)
+    return drive
+
+
+def steps_until_served(drive: Drive, name: str, most: int = 40) -> int:
+    for steps in range(1, most):
+        drive.step()
+        if drive.requests[name].num_output_tokens:
+            return steps
+    return most
+
+
+def preempted(drive: Drive) -> int:
+    return sum(request.num_preemptions for request in drive.requests.values())
+
+
+@pytest.mark.parametrize("groups", [1, 2, 6])
+def test_a_chat_gets_the_kv_of_all_groups_at_once(groups: int) -> None:
+    drive = beside_a_chat(groups, free=45)
+    rows = len(drive.running) - 1
+    drive.add("B", 600, 5, offline=False)
+    assert steps_until_served(drive, "B") == 1
+    assert preempted(drive) == (0 if groups == 1 else 1 if groups == 2 else 2)
+    assert len([name for name in drive.running if name.startswith("row")]) == rows - preempted(drive)
+
+
+def test_a_chat_gets_the_kv_that_the_watermark_keeps_free_at_admission() -> None:
+    drive = beside_a_chat(1, free=50, watermark=0.1)
+    drive.add("B", 600, 5, offline=False)
+    assert steps_until_served(drive, "B") == 1
+    assert preempted(drive) == 1
+
+
+def test_a_chat_that_vllm_refuses_for_kv_that_nobody_counted_gets_that_of_rows() -> None:
+    drive = beside_a_chat(6, free=45)
+    drive.scheduler._kv = KvGroups.one(BLOCK)
+    drive.scheduler._ahead.clear()
+    drive.add("B", 600, 5, offline=False)
+    assert steps_until_served(drive, "B") <= 5
+    assert preempted(drive) <= 3
+
+
+@pytest.mark.parametrize("window", [64, 1024])
+def test_the_blocks_that_a_request_holds_are_those_that_are_counted(window: int) -> None:
+    drive = Drive(embedded_model(), HarvestScheduler, 2001, 8, BLOCK, SECTIONS, windows=[window] * 3, step_tokens=500)
+    kv = drive.scheduler._kv
+    drive.add("chat", 1100, 60, offline=False)
+    while "chat" not in drive.finished:
+        free = drive.free_blocks
+        before = drive.requests["chat"].num_computed_tokens
+        asked = kv.admitted(1100) if before == 0 else 0
+        assert asked <= free
+        tokens = drive.step().get("chat", 0)
+        taken = 2000 - drive.free_blocks
+        if "chat" not in drive.finished:
+            assert kv.held(before + tokens) <= taken <= kv.held(before) + kv.step(before, before + tokens) + 3

@@ -1,0 +1,40 @@
+"""KV blocks of requests in models with several KV groups, and what admission makes of them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harvester.policy.kv.groups import Group, KvGroups
+
+GROUPS = st.lists(st.builds(Group, st.sampled_from([16, 32]), st.none() | st.integers(1, 200), st.none()), min_size=1, max_size=5)
+
+
+@given(st.integers(0, 5000), st.integers(0, 300), st.sampled_from([16, 32]))
+def test_one_group_is_counted_by_its_tokens(tokens: int, more: int, size: int) -> None:
+    kv = KvGroups.one(size)
+    assert kv.is_one
+    assert kv.held(tokens) == kv.admitted(tokens) == -(-tokens // size)
+    assert kv.step(tokens, tokens + more) == -(-(tokens + more) // size) - -(-tokens // size)
+
+
+@given(GROUPS, st.integers(0, 2000), st.integers(0, 300))
+def test_a_step_takes_what_is_held_after_it_and_what_windows_free(groups: list[Group], tokens: int, more: int) -> None:
+    kv = KvGroups(groups)
+    assert kv.held(tokens) + kv.step(tokens, tokens + more) >= kv.held(tokens + more)
+    assert kv.held(tokens) <= kv.admitted(tokens)
+    assert kv.step(tokens, tokens + 1) <= kv.per_decode
+
+
+@pytest.mark.parametrize(
+    ("tokens", "held", "admitted"), [(100, 4 * 7, 4 * 7), (160, 4 * 10, 4 * 10), (1600, 100 + 3 * 4, 100 + 3 * 20)], ids=str
+)
+def test_a_window_holds_its_own_tokens_and_asks_for_those_of_a_step_too(tokens: int, held: int, admitted: int) -> None:
+    kv = KvGroups([Group(16), *[Group(16, kept_tokens=63 if tokens > 1000 else 255, most=20)] * 3])
+    assert (kv.held(tokens), kv.admitted(tokens)) == (held, admitted)
+
+
+def test_a_group_with_a_bound_and_no_window_is_a_ring_of_so_many_blocks() -> None:
+    kv = KvGroups([Group(16), Group(4, None, 1)])
+    assert (kv.held(160), kv.admitted(160), kv.step(160, 320), kv.per_decode) == (11, 11, 10, 1)
