@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Mapping
 from heapq import heapify, heappop, heappush
 from itertools import chain
 from typing import NamedTuple, Protocol
@@ -122,6 +122,29 @@ class WaitingOnline:
         assert (self.tokens, self.blocks) == (sum(one.tokens for one in held), sum(one.blocks for one in held))
         assert self.due_s == min((one.due_s for one in held), default=math.inf)
         assert self.unpromised == any(one.due_s == math.inf for one in held)
+
+
+class WithFewerBlocks:
+    """A `WaitingView` in which requests need fewer KV blocks than counted, by name: running requests hold the rest, and share it."""
+
+    def __init__(self, waiting: WaitingView, blocks: Mapping[str, int]) -> None:
+        self._waiting, self._blocks = waiting, blocks
+        self.tokens, self.due_s, self.unpromised, self.names = waiting.tokens, waiting.due_s, waiting.unpromised, waiting.names
+        counted = sum([one.blocks for name in blocks if (one := waiting.get(name)) is not None])
+        self.blocks = waiting.blocks - counted + sum(blocks.values())
+
+    def get(self, name: str) -> Waiting | None:
+        one = self._waiting.get(name)
+        return one if one is None else one._replace(blocks=self._blocks.get(name, one.blocks))
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._waiting
+
+    def __iter__(self) -> Iterator[Waiting]:
+        return (one._replace(blocks=self._blocks.get(one.name, one.blocks)) for one in self._waiting)
+
+    def __len__(self) -> int:
+        return len(self._waiting)
 
 
 class WithMore:

@@ -1,4 +1,4 @@
-"""Chat gets its KV where vLLM asks for more of it than one block for each block of tokens: several KV groups, or a watermark."""
+"""Chat gets the KV that vLLM asks for, no less and no more: with several KV groups, a watermark, or prompts that share their beginning."""
 
 from __future__ import annotations
 
@@ -85,3 +85,39 @@ def test_the_blocks_that_a_request_holds_are_those_that_are_counted(window: int)
         taken = 2000 - drive.free_blocks
         if "chat" not in drive.finished:
             assert kv.held(before + tokens) <= taken <= kv.held(before) + kv.step(before, before + tokens) + 3
+
+
+def with_a_common_prompt(groups: int, answer_tokens: int) -> Drive:
+    """Rows, and a chat whose prompt begins with that of `ask`; 45 blocks are free. The chat runs, or has ended if its answer is short."""
+    drive = Drive(embedded_model(), HarvestScheduler, 400 * groups + 1, 64, BLOCK, SECTIONS, windows=[1024] * (groups - 1))
+    for number in range(3):
+        drive.add(f"row-{number}", 400, 300, offline=True)
+    drive.step()
+    ask(drive, "A", 5, answer_tokens)
+    for _ in range(3):
+        drive.step()
+    drive.scheduler.kv_cache_manager.block_pool.get_new_blocks(drive.free_blocks - 45)
+    return drive
+
+
+def ask(drive: Drive, name: str, own: int, answer_tokens: int = 5) -> None:
+    """A chat with a prompt of 640 common tokens and ``own`` ones."""
+    first = 1_000_000 + 1000 * len(drive.requests)
+    drive.enter(drive.asked(name, [*range(900_000, 900_640), *range(first, first + own)], answer_tokens, offline=False))
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_chats_that_share_the_prompt_of_a_running_one_take_no_row_its_kv(groups: int) -> None:
+    drive = with_a_common_prompt(groups, 500)
+    for name in "BCDE":
+        ask(drive, name, 20)
+    drive.step()
+    assert all(drive.requests[name].num_output_tokens for name in "BCDE")
+    assert preempted(drive) == 0
+
+
+def test_a_cached_prompt_that_nobody_holds_is_counted_among_what_a_chat_takes() -> None:
+    drive = with_a_common_prompt(1, 1)
+    ask(drive, "B", 200)
+    assert drive.step()["B"] == 200, "its beginning is cached"
+    assert preempted(drive) == 1

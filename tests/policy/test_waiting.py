@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harvester.policy.waiting import MIN_STALE, Waiting, WaitingOnline, WithMore
+from harvester.policy.waiting import MIN_STALE, Waiting, WaitingOnline, WithFewerBlocks, WithMore
 
 CHANGES = st.lists(
     st.tuples(st.sampled_from("abcdef"), st.none() | st.tuples(st.integers(1, 99), st.sampled_from([0.5, 1.0, 2.0, math.inf])))
@@ -42,3 +42,12 @@ def test_those_that_lose_their_kv_wait_with_the_others() -> None:
     assert [one.name for one in more] == ["a", "b", "c"]
     assert (more.get("c"), more.get("x"), "a" in more, "x" in more) == (Waiting("c", 1, 1, math.inf), None, True, False)
     assert len(waiting) == 1
+
+
+def test_those_that_share_blocks_need_fewer_of_them() -> None:
+    waiting = WaitingOnline([Waiting("a", 20, 2, 5.0), Waiting("b", 300, 19, 3.0), Waiting("c", 1, 1, math.inf)])
+    fewer = WithFewerBlocks(waiting, {"b": 4, "c": 0})
+    assert (fewer.blocks, fewer.tokens, fewer.due_s, fewer.unpromised, len(fewer)) == (6, 321, 3.0, True, 3)
+    assert [one.blocks for one in fewer] == [2, 4, 0]
+    assert (fewer.get("b"), fewer.get("d")) == (Waiting("b", 300, 4, 3.0), None)
+    assert ("a" in fewer, "d" in fewer) == (True, False)

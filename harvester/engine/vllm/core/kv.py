@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Mapping
+from itertools import islice
 from typing import Any
 
 from harvester.policy.kv.groups import Group, KvGroups
+from harvester.policy.waiting import WaitingView, WithFewerBlocks
 
 PROBE_BLOCKS = 16  # a group that asks for fewer for so many blocks of tokens has a bound: a state, or a ring
+MAX_LOOKED = 16  # waiting requests whose prompts are looked up in the prefix cache in a step
 LONG_TOKENS = (1 << 24) - 1  # longer than any window
 
 
@@ -37,3 +41,24 @@ def _group(manager: Any) -> Group:
     if most is None and asked < PROBE_BLOCKS:
         most = asked
     return Group(manager.block_size, LONG_TOKENS - skipped if skipped else None, most)
+
+
+def with_shared(waiting: WaitingView, requests: Mapping[str, Any], kv_cache_manager: Any) -> WaitingView:
+    """``waiting``, the first of them with the KV blocks that vLLM takes from the pool to admit them.
+
+    A prompt shares the blocks of its prefix that running requests hold. Cached blocks that nobody holds come out of the free ones. Asked
+    again in each step: what is shared may be gone in the next.
+    """
+    counted = {one.name: min(one.blocks, _taken(requests[one.name], kv_cache_manager)) for one in islice(waiting, MAX_LOOKED)}
+    return WithFewerBlocks(waiting, counted)
+
+
+def _taken(request: Any, kv_cache_manager: Any) -> int:
+    """As `KVCacheManager.allocate_slots` counts where the whole prompt must fit."""
+    coordinator, tokens = kv_cache_manager.coordinator, request.num_tokens
+    found, cached = kv_cache_manager.empty_kv_cache_blocks.blocks, 0
+    if kv_cache_manager.prefix_cache_lookup_enabled(request):
+        found, cached, _ = coordinator.find_longest_cache_hit(request.block_hashes, tokens - 1)
+    end = max(request.num_prompt_tokens, tokens - 1)
+    asked = (request.request_id, tokens, found, 0, cached, cached, tokens)
+    return int(coordinator.get_num_blocks_to_allocate(*asked, apply_admission_cap=True, prefill_end=end))

@@ -13,7 +13,7 @@ from vllm.v1.request import Request, RequestStatus
 from harvester.core import PRIORITY_OFFLINE
 from harvester.engine.core.steps import Step
 from harvester.engine.shared.settings import NO_SLO, Slo
-from harvester.engine.vllm.core.kv import shared_tokens
+from harvester.engine.vllm.core.kv import shared_tokens, with_shared
 from harvester.policy.kv.groups import KvGroups
 from harvester.policy.model.load import StepLoad
 from harvester.policy.order.offline import PREFIX_TOKENS, OfflineRow
@@ -168,19 +168,22 @@ def view(
     chat_only: bool,
 ) -> EngineView:
     """What the scheduler holds now; ``rows``: of its running requests."""
-    pool = scheduler.kv_cache_manager.block_pool
+    manager, waiting = scheduler.kv_cache_manager, scheduler.waiting.seen()
+    pool, free_blocks = manager.block_pool, manager.block_pool.get_num_free_blocks()
+    if waiting.blocks and waiting.blocks + manager.watermark_blocks + sum([one.blocks_step for one in rows]) > free_blocks:
+        waiting = with_shared(waiting, scheduler.requests, manager)
     loading = list(scheduler.kv_holding_waiting)
     back = [r for r in loading if r.request_id in scheduler.finished_recving_kv_req_ids and not is_offline(r)]
     return EngineView(
         running=rows,
-        waiting=scheduler.waiting.seen(),
-        free_blocks=pool.get_num_free_blocks(),
+        waiting=waiting,
+        free_blocks=free_blocks,
         total_blocks=kv_blocks(pool),
         max_seqs=scheduler.max_num_active_reqs,
         now_s=now_s,
         block_tokens=kv.block_tokens,
         groups=None if kv.is_one else kv,
-        watermark_blocks=scheduler.kv_cache_manager.watermark_blocks,
+        watermark_blocks=manager.watermark_blocks,
         max_tokens=scheduler.max_num_scheduled_tokens,
         loading=len(loading),
         loading_online=any(not is_offline(r) for r in loading),
@@ -193,7 +196,7 @@ def view(
         item_holders=frozenset(scheduler.encoder_cache_manager.request_cached_ids) if stalled else frozenset(),
         chat_only=chat_only,
         batch=batch,
-        freeing=partial(OwnBlocks, scheduler.kv_cache_manager),
+        freeing=partial(OwnBlocks, manager),
         max_segments=max_segments,
     )
 
