@@ -86,6 +86,21 @@ def test_an_adapter_that_chat_has_is_waited_for_and_the_others_go_on(adapted: Dr
     until_ended(adapted, {"chat-a", "chat-b", "chat-", "row-a", "row-b", "row-"})
 
 
+def test_rows_are_admitted_while_a_chat_waits_for_the_adapter_of_another() -> None:
+    drive = drive_of(reserved_slots=0, reserved_kv=0)
+    drive.scheduler.lora_config = SimpleNamespace(max_loras=1)
+    ask(drive, "chat-a", 40, 12, offline=False)
+    drive.step()
+    ask(drive, "chat-b", 40, 5, offline=False)
+    ask(drive, "row-", 40, 30, offline=True)
+    for _ in range(4):
+        drive.step()
+    assert drive.requests["row-"].num_output_tokens
+    until_ended(drive, {"chat-a"})
+    assert drive.step()["chat-b"] == 40
+    until_ended(drive, {"chat-b", "row-"})
+
+
 # -- images -------------------------------------------------------------------------------------------------------------------------
 
 

@@ -33,12 +33,19 @@ def adapters_left(config: Any, running: Iterable[Any], held: Iterable[Any]) -> A
     return left
 
 
+def taken_by_chats(scheduler: Any) -> frozenset[int]:
+    """The adapters of the running chats, if these have all places; else empty."""
+    adapters = frozenset(adapter_of(request) for request in scheduler.running if not is_offline(request)) - {0}
+    return adapters if len(adapters) >= scheduler.lora_config.max_loras else frozenset()
+
+
 def with_adapters(scheduler: Any, plan: Plan, batch: Sequence[Any]) -> Plan:
-    """The plan, with rows preempted for the first waiting chat in rank order, if it lacks a place for its adapter."""
+    """The plan, with rows preempted for the first chat in rank order that waits for them, if it lacks a place for its adapter."""
     if scheduler.lora_config is None or not scheduler.waiting.has_online:
         return plan
-    names = {request.request_id for request in batch}
-    turn = next((one for name in plan.ranks if name not in names and (one := scheduler.requests.get(name)) is not None), None)
+    names, waiting = {request.request_id for request in batch}, scheduler.waiting
+    idle = (one for name in plan.ranks if name not in names and (one := scheduler.requests.get(name)) is not None)
+    turn = next((one for one in idle if not waiting.holds_back(one)), None)
     lost = {*plan.preempt, *plan.swap_out}
     stay = [place for place in range(len(batch)) if place not in lost]
     running = [(adapter_of(batch[place]), is_offline(batch[place])) for place in stay]

@@ -26,16 +26,28 @@ class WaitingQueue(RequestQueue):
         self._online: dict[str, Request] = {}
         self._seen = WaitingOnline()  # the online requests that could run
         self._unsettled: set[str] = set()  # online requests with unknown tokens of steps in flight, or with a grammar that is not ready
+        self._taken = frozenset[int]()
         self._turns: deque[str] = deque()  # names by rank; one that waits no longer is skipped
         self._offline: dict[str, Request] = {}
         self._ranks: Mapping[str, int] = {}
         self._admitted: deque[str] = deque()
 
     def seen(self) -> WaitingOnline:
-        """The online requests that wait for a turn. One whose grammar is not ready could not take it."""
+        """The online requests that wait for a turn. One without its grammar, or without a place for its adapter, could not take it."""
         for name in list(self._unsettled):
             self._see(self._online[name])
         return self._seen
+
+    def take_adapters(self, taken: frozenset[int]) -> None:
+        """``taken``: the adapters of running chats if these have all places, else empty. A chat on another adapter waits for them."""
+        if taken != self._taken:
+            self._taken = taken
+            for request in [one for one in self._online.values() if one.lora_request]:
+                self._see(request)
+
+    def holds_back(self, request: Request) -> bool:
+        """Whether it is an online request that could not take its turn; see `seen`."""
+        return request.request_id in self._online and request.request_id not in self._seen
 
     @property
     def has_online(self) -> bool:
@@ -131,12 +143,15 @@ class WaitingQueue(RequestQueue):
         return self._online.pop(name, None) is not None
 
     def _see(self, request: Request) -> None:
-        name, is_ready = request.request_id, not waits_for_grammar(request)
+        name, adapter = request.request_id, request.lora_request
+        waits_for_adapter = adapter is not None and bool(self._taken) and adapter.lora_int_id not in self._taken
+        is_ready = not waits_for_adapter and not waits_for_grammar(request)
         if is_ready:
             self._seen.add(self._waits(request))
         else:
             self._seen.remove(name)
-        (self._unsettled.discard if is_ready and not request.num_stale_output_tokens else self._unsettled.add)(name)
+        is_settled = waits_for_adapter or is_ready
+        (self._unsettled.discard if is_settled and not request.num_stale_output_tokens else self._unsettled.add)(name)
 
     def _skip_the_gone(self) -> None:
         while self._turns and self._turns[0] not in self._online:

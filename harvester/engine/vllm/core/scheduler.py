@@ -167,6 +167,8 @@ class HarvestScheduling(Stock):
         return super().update_from_output(scheduler_output, model_runner_output)
 
     def _view(self, now_s: float) -> EngineView:
+        if self.lora_config is not None and self.waiting.has_online:
+            self.waiting.take_adapters(bounds.taken_by_chats(self))
         rows, batch = self._ahead.rows(self.running, now_s)
         if self._covers and self._checkpoints is not None and self.waiting.has_online:
             rows, batch = self._checkpoints.marked(rows, self.running), None
