@@ -53,6 +53,7 @@ class ApiCall:
 
     endpoint: str  # "/v1/chat/completions" or "/v1/completions"
     body: dict[str, Any]
+    max_tokens: int | None = None  # the answer ends there, whatever ``body`` says; None: no limit
 
 
 @dataclass(frozen=True, slots=True)

@@ -147,9 +147,8 @@ class JobSpec(Frozen):
     rows_total: int = Field(ge=1)
     created_at_s: float
     owner: str | None = Field(default=None, description="Name of the API key that made it. None: of a server without keys.")
-    endpoint: str | None = Field(
-        default=None, description="OpenAI endpoint that each row's `column` is a request to; None: rows are prompts of `task`."
-    )
+    endpoint: str | None = Field(default=None, description="OpenAI endpoint that `column` holds requests to; None: prompts of `task`.")
+    max_tokens: int | None = Field(default=None, description="Limit on each answer of an `endpoint`, of the key that made the job.")
     on_long: OnLong = OnLong.TRUNCATE
     max_error_rate: float = Field(default=1.0, ge=0.0, le=1.0, description="See `jobs.ledger.book`; 1 never stops the job.")
     weight: float = Field(default=1.0, gt=0.0)

@@ -61,7 +61,7 @@ class Limits(Section):
     max_inputs: int | None = Field(
         default=2048, ge=1, description="Inputs of one request for embeddings, classes or scores; documents of one for a ranking."
     )
-    max_tokens: int | None = Field(default=None, ge=1, description="Maximum `max_tokens` of a request.")
+    max_tokens: int | None = Field(default=None, ge=1, description="Maximum `max_tokens` of a request; answers end there.")
     max_body_bytes: int = Field(default=32 << 20, ge=1024, description="Maximum bytes of a request's body, uploads apart.")
     max_upload_bytes: int | None = Field(default=None, ge=1, description="Maximum bytes of an uploaded file.")
     max_stored_bytes: int | None = Field(default=None, ge=1, description="Maximum bytes of all uploaded files of the key together.")
@@ -129,6 +129,8 @@ def check_size(body: Mapping[str, Any], limits: Limits) -> int:
         asked = _number(body.get(name))
         if limits.max_tokens is not None and asked is not None and asked > limits.max_tokens:
             raise TooLargeError(f"{name} is {asked:,}; the limit of this key is {limits.max_tokens:,}: lower it", name)
+    if limits.max_tokens is not None and body.get("use_beam_search") not in (None, False) and body.get("max_tokens") is None:
+        raise TooLargeError(f"a beam search has no max_tokens; the limit of this key is {limits.max_tokens:,}: give it", "max_tokens")
     repetition = body.get("repetition_detection")
     sizes = [_number(size) or 0 for size in repetition.values()] if isinstance(repetition, dict) else []
     if max(sizes, default=0) > MAX_REPETITION:

@@ -95,6 +95,7 @@ class BatchPlanner:
                 created_at_s=record.created_at_s,
                 owner=record.owner,
                 endpoint=record.wish.endpoint,
+                max_tokens=record.limits.max_tokens,
                 deadline_at_s=record.expires_at_s,
             )
             return JobPlan(spec=spec, slices=cut_slices(source.row_groups(), source.row_count, self._harvest))

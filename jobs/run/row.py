@@ -85,7 +85,7 @@ class RowWork:
         """Answer a row that is itself an API request. Its output is the whole body of the response, also of a refusal."""
         if text is None:
             raise RowError("null_text", "the request has no body")
-        done = await attempt.ask(ApiCall(endpoint, json.loads(text)))
+        done = await attempt.ask(ApiCall(endpoint, json.loads(text), self._job.max_tokens))
         body = storable(done.text)
         outcome.values = {OUTPUT: body}
         if done.status_code >= 400:

@@ -138,6 +138,23 @@ def test_a_key_that_asks_too_much_is_told_when_to_come_again(server: RealServer,
     assert int(answers[-1].headers["retry-after"]) >= 1
 
 
+def test_an_answer_ends_at_the_limit_of_its_key_where_the_request_gives_none(server: RealServer) -> None:
+    key = KeyFile(StateFolder(server.state).keys).add("short", [Role.CHAT], limits=Limits(max_tokens=4))
+    asked = {"ignore_eos": True, "max_tokens": None}
+    answers = [
+        chat(server, key, **asked),
+        chat(server, key, **asked, n=2),
+        ask(server, "POST", "/v1/completions", key, json={"prompt": "Hello", **asked}),
+    ]
+    choices = [choice for answer in answers for choice in answer.json()["choices"]]
+    assert [choice["finish_reason"] for choice in choices] == ["length"] * 4
+    assert [answer.json()["usage"]["completion_tokens"] for answer in answers] == [4, 8, 4]
+    said = ask(server, "POST", "/v1/responses", key, json={"input": "Hello", "ignore_eos": True}).json()
+    assert (said["status"], said["usage"]["output_tokens"], said["max_output_tokens"]) == ("incomplete", 4, 4)
+    streamed = chat(server, key, **asked, stream=True, stream_options={"include_usage": True}).text
+    assert '"completion_tokens":4' in streamed
+
+
 def test_what_a_key_used_is_in_sql_and_on_metrics(server: RealServer, keys: dict[str, str]) -> None:
     file = KeyFile(StateFolder(server.state).keys)
     spender = file.add("spender", [Role.CHAT])

@@ -12,6 +12,7 @@ import pytest
 from connectors.durable import publish
 from connectors.text import storable
 from harvester.errors import StorageError
+from jobs.access.limits import Limits
 from jobs.batches.files import FileStore, new_file_id
 from jobs.batches.input import BODY, CUSTOM_ID, InvalidInput, Stopped
 from jobs.batches.plan import TASK, BatchPlanner
@@ -114,7 +115,7 @@ class Desk:
 
     def batch(self, *lines: dict[str, Any]) -> BatchRecord:
         wish = BatchWish(input_file_id=self.upload(*lines), endpoint="/v1/completions", completion_window="1h")
-        return BatchRecord.of(wish, self.clock())
+        return BatchRecord.of(wish, self.clock(), limits=Limits(max_tokens=9))
 
 
 def request(name: str) -> dict[str, Any]:
@@ -141,6 +142,7 @@ def test_the_requests_of_a_batch_are_the_rows_of_a_job_of_its_name(desk: Desk) -
         rows_total=2,
         created_at_s=50.0,
         endpoint="/v1/completions",
+        max_tokens=9,
         deadline_at_s=3650.0,
     )
     assert (model, [one.row_count for one in plan.slices], desk.planner.has_rows(record.id)) == ("tiny", [2], True)

@@ -152,13 +152,13 @@ def test_a_row_that_was_begun_too_often_is_given_up() -> None:
 
 async def api_row(reply: str, text: str | TextProblem | None) -> tuple[Row, Listening]:
     engine = Listening(reply)
-    work = RowWork(job(endpoint="/v1/completions"), engine, ManualClock(9.0))
+    work = RowWork(job(endpoint="/v1/completions", max_tokens=7), engine, ManualClock(9.0))
     return await work.answer(3 * WINDOW_ROWS, {}, text, 2, "t"), engine
 
 
 async def test_a_request_goes_to_the_engine_as_it_is_and_its_response_is_the_answer() -> None:
     row, engine = await api_row("{}", '{"n": 2}')
-    assert engine.asked == [RowRequest(f"docs-{3 * WINDOW_ROWS}-t", ApiCall("/v1/completions", {"n": 2}), SchedulingHint("docs", 3))]
+    assert engine.asked == [RowRequest(f"docs-{3 * WINDOW_ROWS}-t", ApiCall("/v1/completions", {"n": 2}, 7), SchedulingHint("docs", 3))]
     assert (row.values, row.status, row.requests, row.usage, row.attempts) == ({"output": "{}"}, "ok", 1, USED, 2)
 
 

@@ -1,9 +1,9 @@
-"""Usage accounting of a request: the API key it is counted for, and the callback that is told the tokens of its answer."""
+"""Usage accounting of a request: its API key, the callback that is told the tokens of its answer, and the most tokens of an answer."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from contextlib import aclosing, suppress
+from contextlib import aclosing, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -12,6 +12,30 @@ from typing import Any, Protocol, TypeVar
 ASKER: ContextVar[str | None] = ContextVar("ASKER", default=None)
 # Called with prompt and output tokens once for each answer of the engine.
 SPENT: ContextVar[Callable[[int, int], None] | None] = ContextVar("SPENT", default=None)
+_MOST_TOKENS: ContextVar[int | None] = ContextVar("MOST_TOKENS", default=None)
+
+
+class Bounded(Protocol):
+    """vLLM's sampling parameters."""
+
+    max_tokens: int | None
+
+
+@contextmanager
+def at_most(tokens: int | None) -> Iterator[None]:
+    """Answers that are asked for within the block end after ``tokens`` output tokens. None: no limit."""
+    token = _MOST_TOKENS.set(tokens)
+    try:
+        yield
+    finally:
+        _MOST_TOKENS.reset(token)
+
+
+def shorten(params: Bounded) -> None:
+    """Lower ``max_tokens`` to the limit of `at_most`. A client that gives none would get as much as the context holds."""
+    most = _MOST_TOKENS.get()
+    if most is not None and (params.max_tokens is None or params.max_tokens > most):
+        params.max_tokens = most
 
 
 class Choice(Protocol):

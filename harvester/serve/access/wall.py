@@ -15,7 +15,7 @@ from starlette.datastructures import Headers, QueryParams
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from harvester.engine.frontend.spending import ASKER, SPENT
+from harvester.engine.frontend.spending import ASKER, SPENT, at_most
 from harvester.errors import HarvesterError, KeyRefusedError, NotFoundError, ParameterError, RoleError
 from harvester.logs import about
 from harvester.serve.access.body import again, answering, bounded, check_encoding, paced, read
@@ -105,6 +105,7 @@ class Wall:
                 check_json(body)
                 receive = again(body, receive)
                 requests = _checked(scope, body, who, self._gate) if route.is_model_request else 1
+        stack.enter_context(at_most(who.limits.max_tokens))
         if self._gate.meter is not None:
             stack.callback(SPENT.reset, SPENT.set(partial(self._gate.meter.spent, who)))
             stack.callback(ASKER.reset, ASKER.set(who.name))

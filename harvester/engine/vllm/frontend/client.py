@@ -25,7 +25,7 @@ from harvester.engine.frontend.engine import Embedded, Generated, Sizes
 from harvester.engine.frontend.metrics import ClassMetrics, StreamClock
 from harvester.engine.frontend.overload import Overload
 from harvester.engine.frontend.signal import ArrivalSignal
-from harvester.engine.frontend.spending import sent, told, told_prompt
+from harvester.engine.frontend.spending import sent, shorten, told, told_prompt
 from harvester.engine.processes.in_subprocess import kill
 from harvester.engine.shared.settings import KEY, Settings, Slo
 from harvester.engine.shared.state import SharedState
@@ -173,7 +173,8 @@ class HarvestLLM(AsyncLLM):
     async def generate(
         self, prompt: Any, sampling_params: SamplingParams, request_id: str, *given: Any, **named: Any
     ) -> AsyncGenerator[RequestOutput, None]:
-        """vLLM's, timed."""
+        """vLLM's, timed. Lowers ``max_tokens`` to the limit of the caller's key."""
+        shorten(sampling_params)
         output: RequestOutput | None = None
         made, is_delta = 0, sampling_params.output_kind is RequestOutputKind.DELTA
         stream = super().generate(prompt, sampling_params, request_id, *given, **named)

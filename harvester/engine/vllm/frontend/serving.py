@@ -30,7 +30,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from harvester.access_config import TierConfig
 from harvester.core import PRIORITY_OFFLINE, TIER_PRIORITY, ServiceTier, tier_of_priority
 from harvester.engine.frontend.engine import Generated
-from harvester.engine.frontend.spending import ASKER
+from harvester.engine.frontend.spending import ASKER, at_most
 from harvester.engine.frontend.tiers import asked_tier, bearer_key, given_priority, marked, settle, without_header
 from harvester.engine.vllm.frontend.answers import guided_by, model_thought, named_thought
 from harvester.engine.vllm.frontend.client import HarvestLLM
@@ -188,11 +188,11 @@ class OfflineApi:
         if call.body.get("stream"):
             raise ValueError("`stream` is not supported in batch requests; remove it")
         request = known.request.model_validate({**call.body, "request_id": request_id})
-        refusal = settle(request, PRIORITY_OFFLINE)
-        if refusal is not None:
+        if (refusal := settle(request, PRIORITY_OFFLINE)) is not None:
             raise ValueError(refusal)
         request.vllm_xargs = {**(request.vllm_xargs or {}), **hint.to_args()}
-        return await known.create(request)
+        with at_most(call.max_tokens):
+            return await known.create(request)
 
 
 def _body(answer: Any) -> str:

@@ -1,0 +1,81 @@
+"""The limit of a key on one answer, where the request gives none: at the wall, and for requests of a batch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator
+from types import SimpleNamespace
+from typing import Any, cast
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from harvester.access_config import TierConfig
+from harvester.core import Role
+from harvester.serve.access.gate import Gate
+from harvester.serve.access.identity import Identity
+from harvester.serve.access.routes import CHAT, RouteTable
+from harvester.serve.access.wall import guard
+from jobs.access.limits import Limits
+from jobs.engine import ApiCall
+from jobs.hint import EVEN
+
+pytestmark = pytest.mark.engine
+
+
+async def asked_for(llm: Any, max_tokens: int | None) -> int | None:
+    from vllm.sampling_params import SamplingParams
+
+    params = SamplingParams(max_tokens=max_tokens)
+    assert [output async for output in llm.generate("a prompt", params, "chat-1")]
+    return params.max_tokens
+
+
+@pytest.fixture
+def llm(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """`HarvestLLM` without an engine."""
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    from harvester.engine.vllm.frontend.client import HarvestLLM
+
+    async def generate(*given: Any, **named: Any) -> AsyncGenerator[Any, None]:
+        yield SimpleNamespace(outputs=[], metrics=None)
+
+    monkeypatch.setattr(AsyncLLM, "generate", generate)
+    return object.__new__(HarvestLLM)
+
+
+@pytest.mark.parametrize(("limit", "given", "used"), [(4, None, 4), (4, 9, 4), (4, 3, 3), (None, None, None), (None, 9, 9)], ids=str)
+async def test_an_answer_to_a_key_ends_at_its_limit_whether_or_not_the_request_says_so(
+    llm: Any, limit: int | None, given: int | None, used: int | None
+) -> None:
+    """``given`` is what vLLM made of the request; without a number in it that is all that the context holds."""
+    app = FastAPI()
+
+    @app.post("/say")
+    async def say() -> int | None:
+        return await asked_for(llm, given)
+
+    nobody = Identity(None, frozenset({Role.ADMIN}), Limits(max_tokens=limit))
+    guard(app, RouteTable({"POST /say": CHAT}, model_requests=("POST /say",)), Gate(nobody=nobody))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1:8000") as http:
+        assert (await http.post("/say", json={})).json() == used
+    assert await asked_for(llm, given) == given, "what a job's row asks is not the key's"
+
+
+async def test_a_request_of_a_batch_ends_at_the_limit_of_the_key_that_made_the_batch(llm: Any) -> None:
+    from harvester.engine.vllm.frontend.serving import OfflineApi
+
+    class Serving:
+        async def create_chat_completion(self, request: Any) -> Any:
+            used = await asked_for(llm, request.max_completion_tokens)
+            usage = SimpleNamespace(prompt_tokens=1, prompt_tokens_details=None, completion_tokens=1)
+            choices = [SimpleNamespace(finish_reason="stop")]
+            return SimpleNamespace(choices=choices, usage=usage, model_dump_json=lambda: json.dumps(used))
+
+    app: Any = SimpleNamespace(state=SimpleNamespace(openai_serving_chat=Serving()))
+    api = OfflineApi(app, cast(Any, SimpleNamespace(errored=False)), TierConfig())
+    body = {"model": "tiny", "messages": []}
+    for limit, used in ((4, "4"), (None, "null")):
+        assert (await api.respond("row", ApiCall("/v1/chat/completions", body, limit), EVEN)).text == used
