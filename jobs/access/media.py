@@ -12,7 +12,11 @@ from jobs.errors import ParameterError
 
 # Fields of content parts in chat, responses, messages and embeddings that hold an address, or an object with `url`.
 _FIELDS = frozenset({"image_url", "audio_url", "video_url", "file_url"})
+_HOLDERS = _FIELDS | {"source"}
+_INNER = (dict, list)
+_INNER_SET = frozenset(_INNER)
 _LISTS = frozenset({"images"})  # of addresses
+_NAMES = _HOLDERS | _LISTS
 _NOT_CONTENT = frozenset({"tools", "response_format", "structured_outputs", "text", "output_config", "output_format", "metadata"})
 _ODD = re.compile(r"[\\\x00-\x20\x7f]")  # characters for which two parsers may read two different hosts
 
@@ -42,19 +46,27 @@ def _addresses(name: str, value: object) -> Iterator[tuple[str, str]]:
     while left:
         name, one = left.pop()
         if isinstance(one, dict):
-            for field, inner in one.items():
-                is_holder = isinstance(inner, dict)
-                if field in _FIELDS or (is_holder and field == "source"):
-                    address = inner.get("url") if is_holder else inner
-                    if isinstance(address, str) and address:
-                        yield "source.url" if field == "source" else field, address
-                if is_holder or isinstance(inner, list) or field in _LISTS:
-                    left.append((field, inner))
-        elif isinstance(one, list):
-            kinds = (list, dict, str) if name in _LISTS else (list, dict)  # a prompt may have a million token ids
-            left += [(name, item) for item in one if isinstance(item, kinds)]
+            if not _HOLDERS.isdisjoint(one):
+                yield from _held(one)
+            left += [(field, inner) for field, inner in one.items() if isinstance(inner, _INNER) or field in _LISTS]
+        elif isinstance(one, list) and (name in _LISTS or not _INNER_SET.isdisjoint(map(type, one))):  # a prompt may have a million numbers
+            left += [(name, item) for item in one if name in _LISTS or (isinstance(item, _INNER) and not _is_plain(item))]
         elif isinstance(one, str) and name in _LISTS and one:
             yield name, one
+
+
+def _is_plain(item: dict[str, Any] | list[Any]) -> bool:
+    """Whether it is an object without any address, further object or list. A body may hold hundreds of thousands."""
+    return isinstance(item, dict) and _NAMES.isdisjoint(item) and _INNER_SET.isdisjoint(map(type, item.values()))
+
+
+def _held(part: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """The addresses in the fields of one object."""
+    for field in _HOLDERS & part.keys():
+        inner = part[field]
+        address = inner.get("url") if isinstance(inner, dict) else inner if field in _FIELDS else None
+        if isinstance(address, str) and address:
+            yield "source.url" if field == "source" else field, address
 
 
 def _host(address: str) -> str | None:

@@ -321,7 +321,7 @@ async def test_a_request_for_many_answers_counts_as_many(asked: Callable[[int], 
         assert (await http.post("/say", json=asked(9), headers=bearer("boss"))).status_code == 200
         answer = await http.post("/say", json=asked(5), headers=bearer("boss"))
         assert refusal(answer, 429)["code"] == "rate_limit_exceeded"
-        assert 1 <= int(answer.headers["retry-after"]) <= 25
+        assert 25 < int(answer.headers["retry-after"]) <= 30  # five at ten a minute: what was left went to reading this one
         assert (await http.post("/say", json=asked(9), headers=bearer("chatter"))).status_code == 200
 
 

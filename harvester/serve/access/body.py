@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Send
 
-from harvester.errors import HarvesterError, ParameterError, SlowBodyError, TooLargeError
+from harvester.errors import BusyError, HarvesterError, ParameterError, QuotaError, SlowBodyError, TooLargeError
+
+MOST_BYTES = 1 << 30
+SMALL_BYTES = 1 << 16  # a chat of 15,000 tokens
+WAIT_S = 1.0  # retry hint
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +29,49 @@ class Pace:
     def left_s(self, left_s: float, spent_s: float, came_bytes: int) -> float:
         """Seconds left after ``came_bytes`` came within ``spent_s`` of the ``left_s`` that there were."""
         return min(self.max_left_s, left_s - spent_s + came_bytes / self.bytes_per_s)
+
+
+class BodyRoom:
+    """How many bytes of bodies that are not whole yet one process holds: ``most_bytes``, half of it for one key. Used from one event loop.
+
+    The first `SMALL_BYTES` of each body always pass, so that large bodies of some keys refuse no chat of others.
+    """
+
+    def __init__(self, most_bytes: int = MOST_BYTES) -> None:
+        self._most_bytes = most_bytes
+        self._held_bytes = Counter[str | None]()  # by name of the key
+
+    @contextmanager
+    def reading(self, receive: Receive, name: str | None) -> Iterator[Receive]:
+        """``receive``, whose bytes are held within the block. It raises `QuotaError` above the key's half, `BusyError` above the whole.
+
+        The only body of its key is bounded by the key's own limit alone.
+        """
+        own_bytes = 0
+
+        async def next_part() -> Message:
+            nonlocal own_bytes
+            message = await receive()
+            came_bytes = len(message.get("body", b""))
+            own_bytes += came_bytes
+            self._held_bytes[name] += came_bytes
+            if own_bytes > SMALL_BYTES and own_bytes < self._held_bytes[name]:
+                self._check(name)
+            return message
+
+        try:
+            yield next_part
+        finally:
+            self._held_bytes[name] -= own_bytes
+            if not self._held_bytes[name]:
+                del self._held_bytes[name]
+
+    def _check(self, name: str | None) -> None:
+        held_bytes = self._held_bytes[name]
+        if name is not None and held_bytes > self._most_bytes // 2:
+            raise QuotaError(f"this key is sending bodies of {held_bytes:,} bytes at once, as many as it may; wait for some", WAIT_S)
+        if self._held_bytes.total() > self._most_bytes:
+            raise BusyError(f"clients are sending bodies of {self._most_bytes:,} bytes at once, the most that this process holds")
 
 
 def paced(receive: Receive, pace: Pace) -> Receive:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from harvester.config import ServeConfig
 from harvester.core import Role
 from harvester.errors import ConfigError
-from harvester.serve.access.body import Pace
+from harvester.serve.access.body import BodyRoom, Pace
 from harvester.serve.access.identity import Authenticator, Identity
 from harvester.serve.access.keys import KeyRing
 from harvester.serve.access.meter import Meter
@@ -35,6 +35,7 @@ class Gate:
     nobody: Identity = NOBODY
     meter: Meter | None = None  # counts what the model is asked; None for an application without a model
     pace: Pace = field(default_factory=Pace)  # of bodies
+    bodies: BodyRoom = field(default_factory=BodyRoom)  # that are being read
     slo_classes: frozenset[str] | None = None  # that a request may name; None: not checked
     media_hosts: frozenset[str] = frozenset()  # that images and the like of a request are fetched from
     tracer: Tracer | None = None  # of requests

@@ -98,7 +98,10 @@ class Quotas:
 
     @contextmanager
     def entered(self, who: Identity, requests: int) -> Iterator[None]:
-        """Count a request for so many answers (``requests``); it counts as open within the block. Raises `QuotaError`."""
+        """Count a request for so many answers (``requests``); it counts as open within the block. Raises `QuotaError`.
+
+        A request whose body is to be read enters as one; `recount` counts the others.
+        """
         account, limits, now_s = self._account(who), who.limits, self._now_s()
         if limits.open_requests is not None and account.open_requests >= self._part(limits.open_requests):
             raise QuotaError(f"{account.open_requests} requests of this key are in work, as many as it may have; wait for one", OPEN_WAIT_S)
@@ -111,6 +114,17 @@ class Quotas:
             yield
         finally:
             account.open_requests -= 1
+
+    def recount(self, who: Identity, requests: int) -> None:
+        """Count a request, which entered as one, as so many. Raises `QuotaError`; then it stays counted as one: its body was read."""
+        bucket, now_s = self._account(who).requests, self._now_s()
+        if bucket is None or requests <= 1:
+            return
+        bucket.take(-1)
+        has_passed = bucket.wait_s(requests, now_s) == 0.0
+        bucket.take(requests if has_passed else 1)
+        if not has_passed:
+            self._check(bucket, requests, now_s, "requests")
 
     def _check(self, bucket: Bucket | None, units: int, now_s: float, counted: str) -> None:
         wait_s = 0.0 if bucket is None else bucket.wait_s(units, now_s)

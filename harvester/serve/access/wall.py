@@ -1,4 +1,4 @@
-"""The wall: one middleware before every application that checks host, origin, route, key, role, body and quota, in this order."""
+"""The wall: one middleware before every application that checks host, origin, route, key, role, quota and body, in this order."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def put_before(app: FastAPI, layer: Callable[[ASGIApp], ASGIApp]) -> None:
 
 
 class Wall:
-    """ASGI middleware. Only routes of ``table`` pass. A body is read only after route and key are accepted; no refused request passes."""
+    """ASGI middleware. Only routes of ``table`` pass. A body is read once route, key and quota are accepted. No refused request passes."""
 
     def __init__(self, app: ASGIApp, table: RouteTable, gate: Gate) -> None:
         self._app = app
@@ -92,25 +92,27 @@ class Wall:
             raise NotFoundError(f"unknown route {method} {scope['path'][:80]}")
         who = STRANGER if route.needed is OPEN else self._admit(route, headers)
         remember(scope, who)
-        requests = 0 if _goes_on(scope) else 1
-        if method not in ("GET", "HEAD"):
+        has_body = method not in ("GET", "HEAD")
+        if has_body:
             check_encoding(headers)
             receive = paced(receive, self._gate.pace)
             if not route.is_upload:
                 receive = bounded(receive, headers, who.limits.max_body_bytes)
-            if route.is_streamed:
-                receive, send = answering(receive, send, self._answer(scope, receive, send))
-            else:
-                body = await read(receive)
-                check_json(body)
-                receive = again(body, receive)
-                requests = _checked(scope, body, who, self._gate) if route.is_model_request else 1
+        if (method == "POST" or route.is_upload) and route.needed is not OPEN:
+            stack.enter_context(self._gate.quotas.entered(who, 0 if _goes_on(scope) else 1))
+        if has_body and route.is_streamed:
+            receive, send = answering(receive, send, self._answer(scope, receive, send))
+        elif has_body:
+            with self._gate.bodies.reading(receive, who.name) as reading:
+                body = await read(reading)
+            check_json(body)
+            receive = again(body, receive)
+            if route.is_model_request:
+                self._gate.quotas.recount(who, _checked(scope, body, who, self._gate))
         stack.enter_context(at_most(who.limits.max_tokens))
         if self._gate.meter is not None:
             stack.callback(SPENT.reset, SPENT.set(partial(self._gate.meter.spent, who)))
             stack.callback(ASKER.reset, ASKER.set(who.name))
-        if (method == "POST" or route.is_upload) and route.needed is not OPEN:
-            stack.enter_context(self._gate.quotas.entered(who, requests))
         return receive, send
 
     def _answer(self, scope: Scope, receive: Receive, send: Send) -> Callable[[HarvesterError], Awaitable[None]]:
