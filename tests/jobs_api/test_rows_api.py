@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 from test_jobs_api import INFO, MODEL, Office, office, refused  # noqa: F401
 
-from harvester.errors import TooLargeError
+from harvester.errors import ParameterError, TooLargeError
 from harvester.serve.access.identity import Identity
 from harvester.serve.http.jobs.uploads_api import KEPT_S, Uploads
 from jobs.access.limits import Limits
@@ -159,6 +159,18 @@ async def test_a_keys_uploads_at_once_hold_together_no_more_than_it_may(office: 
         done = await asyncio.gather(*sent, return_exceptions=True)
     assert sum(isinstance(one, TooLargeError) for one in done) == 3, done
     assert sum(path.stat().st_size for path in office.folder.uploads.rglob("*.part")) == 20
+
+
+async def test_a_piece_that_leaves_a_gap_leaves_nothing(office: Office) -> None:  # noqa: F811
+    """It counts as a further piece of an upload, and so as no request: a key could fill the disk with folders."""
+    uploads, who = Uploads(office.folder), Identity("small", frozenset())
+
+    async def body() -> AsyncIterator[bytes]:
+        yield b"1234"
+
+    with pytest.raises(ParameterError, match="the upload has 0 bytes; go on there, not at 1"):
+        await uploads.append(uploads.path(ID, "a/b/c.csv", who), 1, body(), None, is_last=False, who=who)
+    assert list(office.folder.uploads.rglob("*")) == []
 
 
 async def test_a_piece_that_is_sent_again_counts_once(office: Office) -> None:  # noqa: F811

@@ -16,7 +16,7 @@ from harvester.serve.access.identity import Authenticator, Identity
 from harvester.serve.access.keys import KeyRing
 from harvester.serve.access.meter import Meter
 from harvester.serve.access.origin import OriginCheck, is_loopback, known_hosts
-from harvester.serve.access.quota import Quotas
+from harvester.serve.access.quota import MAX_IN_WORK, Quotas
 from harvester.serve.access.tokens import Several, Tokens
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def gate_of(config: ServeConfig, keys: Path, replicas: int | None = None, tracer
 
     ``replicas``: how many replicas share a key's requests to the model; None: the gate is not before a model.
     """
-    quotas = Quotas(time.monotonic, replicas or 1)
+    quotas = Quotas(time.monotonic, replicas or 1, MAX_IN_WORK if replicas is None else None)
     may_be_open = is_loopback(config.host) if config.access.no_keys is None else config.access.no_keys
     ring = KeyRing(config.api_keys, keys, config.access.limits, asks=not may_be_open)
     tokens = config.access.tokens

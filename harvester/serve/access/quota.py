@@ -17,6 +17,7 @@ from jobs.access.limits import Limits
 
 OPEN_WAIT_S = 1.0  # retry hint: by then, a request of the same key may have ended
 FOLLOW_S = 5.0  # between two looks at the number of replicas
+MAX_IN_WORK = 100  # requests of one key in an application of jobs and files; Ray Serve lets 1,000 of all clients in
 MAX_KNOWN = 10_000  # accounts; beyond this, idle ones are dropped
 
 
@@ -48,15 +49,16 @@ class Bucket:
 
 @dataclass(slots=True)
 class Account:
-    """What one key has left, and its open requests."""
+    """What one key has left, its open requests, and those and its reads together (``in_work``)."""
 
     requests: Bucket | None
     tokens: Bucket | None
     open_requests: int = 0
+    in_work: int = 0
 
     def is_idle(self, now_s: float) -> bool:
         buckets = [bucket for bucket in (self.requests, self.tokens) if bucket is not None]
-        return self.open_requests == 0 and all(bucket.wait_s(bucket.per_minute, now_s) == 0.0 for bucket in buckets)
+        return self.in_work == 0 and all(bucket.wait_s(bucket.per_minute, now_s) == 0.0 for bucket in buckets)
 
 
 class FleetLedger(Protocol):
@@ -64,10 +66,14 @@ class FleetLedger(Protocol):
 
 
 class Quotas:
-    """Used from one event loop. ``parts``: processes that the requests of a key are spread over; each allows its part of a rate."""
+    """Used from one event loop. ``parts``: processes that the requests of a key are spread over; each allows its part of a rate.
 
-    def __init__(self, now_s: Callable[[], float], parts: int = 1) -> None:
+    ``max_in_work``: of each key, reads included, whatever its own limits; None: no bound. Clients without a key are not told apart.
+    """
+
+    def __init__(self, now_s: Callable[[], float], parts: int = 1, max_in_work: int | None = None) -> None:
         self._now_s = now_s
+        self._max_in_work = max_in_work
         self._parts = parts
         self._accounts: dict[tuple[str | None, Limits], Account] = {}
 
@@ -104,16 +110,29 @@ class Quotas:
         """
         account, limits, now_s = self._account(who), who.limits, self._now_s()
         if limits.open_requests is not None and account.open_requests >= self._part(limits.open_requests):
-            raise QuotaError(f"{account.open_requests} requests of this key are in work, as many as it may have; wait for one", OPEN_WAIT_S)
+            raise _too_many(account.open_requests)
         self._check(account.tokens, 1, now_s, "tokens")
         self._check(account.requests, requests, now_s, "requests")
-        if account.requests is not None:
-            account.requests.take(requests)
-        account.open_requests += 1
+        with self.reading(who):
+            if account.requests is not None:
+                account.requests.take(requests)
+            account.open_requests += 1
+            try:
+                yield
+            finally:
+                account.open_requests -= 1
+
+    @contextmanager
+    def reading(self, who: Identity) -> Iterator[None]:
+        """A request that asks for no work of the model or of jobs is answered within the block. Raises `QuotaError`."""
+        account = self._account(who)
+        if self._max_in_work is not None and who.name is not None and account.in_work >= self._max_in_work:
+            raise _too_many(account.in_work)
+        account.in_work += 1
         try:
             yield
         finally:
-            account.open_requests -= 1
+            account.in_work -= 1
 
     def recount(self, who: Identity, requests: int) -> None:
         """Count a request, which entered as one, as so many. Raises `QuotaError`; then it stays counted as one: its body was read."""
@@ -153,3 +172,7 @@ class Quotas:
             limits = who.limits
             self._accounts[place] = Account(self._bucket(limits.requests_per_minute, now_s), self._bucket(limits.tokens_per_minute, now_s))
         return self._accounts[place]
+
+
+def _too_many(in_work: int) -> QuotaError:
+    return QuotaError(f"{in_work} requests of this key are in work, as many as it may have; wait for one", OPEN_WAIT_S)

@@ -91,15 +91,17 @@ class Wall:
         if route is None or route.needed == SHUT:
             raise NotFoundError(f"unknown route {method} {scope['path'][:80]}")
         who = STRANGER if route.needed is OPEN else self._admit(route, headers)
-        remember(scope, who)
+        remember(scope, who, partial(self._is_known, who, route, headers))
         has_body = method not in ("GET", "HEAD")
         if has_body:
             check_encoding(headers)
             receive = paced(receive, self._gate.pace)
             if not route.is_upload:
                 receive = bounded(receive, headers, who.limits.max_body_bytes)
-        if (method == "POST" or route.is_upload) and route.needed is not OPEN:
-            stack.enter_context(self._gate.quotas.entered(who, 0 if _goes_on(scope) else 1))
+        if route.needed is not OPEN:
+            is_asked = method == "POST" or route.is_upload
+            quotas, requests = self._gate.quotas, 0 if _goes_on(scope) else 1
+            stack.enter_context(quotas.entered(who, requests) if is_asked else quotas.reading(who))
         if has_body and route.is_streamed:
             receive, send = answering(receive, send, self._answer(scope, receive, send))
         elif has_body:
@@ -138,6 +140,12 @@ class Wall:
             needed, own = (" or ".join(sorted(roles)) for roles in (route.needed or (), who.roles))
             raise RoleError(f"this needs a key of role {needed}, and key {who.name} has {own}; ask the administrator for one")
         return who
+
+    def _is_known(self, who: Identity, route: Route, headers: Headers) -> bool:
+        try:
+            return route.needed is OPEN or self._admit(route, headers).name == who.name
+        except HarvesterError:
+            return False
 
 
 def _goes_on(scope: Scope) -> bool:

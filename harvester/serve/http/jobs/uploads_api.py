@@ -78,13 +78,12 @@ class Uploads:
             async for _ in body:
                 pass
             return state_of(path, self.root(path))
+        _check_offset(offset, size_of(_part(path)))  # before there is a folder: such pieces count as no request
         try:
             async with self._intake.receiving(who, _part(path)) as receipt:
                 path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 with open(os.open(_part(path), os.O_RDWR | os.O_CREAT, 0o600), "r+b") as file:  # noqa: PTH123, ASYNC230
-                    size = file.seek(0, os.SEEK_END)
-                    if offset > size:
-                        raise ParameterError(f"the upload has {size} bytes; go on there, not at {offset}", "offset")
+                    _check_offset(offset, file.seek(0, os.SEEK_END))
                     file.seek(offset)
                     found = await _written(file, path.name, body, receipt, who.limits.max_upload_bytes)
                     if digest is not None and found != digest.lower():
@@ -159,6 +158,11 @@ def _touch(folder: Path) -> None:
     """Begin the day anew for which an upload is kept that no job reads."""
     with suppress(OSError):  # it is not there
         os.utime(folder)
+
+
+def _check_offset(offset: int, size: int) -> None:
+    if offset > size:
+        raise ParameterError(f"the upload has {size} bytes; go on there, not at {offset}", "offset")
 
 
 def _part(path: Path) -> Path:

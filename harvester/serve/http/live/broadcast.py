@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
@@ -14,6 +15,7 @@ TakeFrame = Callable[[], Awaitable[Frame]]
 
 EVERY_S = 1.0
 MAX_VIEWERS = 32
+OF_ONE_KEY = 4  # a key has at most this part of the seats
 
 
 class Broadcaster:
@@ -24,6 +26,7 @@ class Broadcaster:
         self._every_s = every_s
         self._max_viewers = max_viewers
         self._viewers = 0
+        self._of_key = Counter[str]()
         self._polling: asyncio.Task[None] | None = None
         self._frame: Frame = {}
         self._news = asyncio.Condition()
@@ -34,17 +37,22 @@ class Broadcaster:
         return self._polling is not None
 
     @contextmanager
-    def seat(self) -> Iterator[None]:
-        """Hold a seat while watching. Raises `BusyError` if all are taken."""
+    def seat(self, key: str | None = None) -> Iterator[None]:
+        """Hold a seat while watching, for the key of this name; None: no key. Raises `BusyError` if all are taken, or all of the key."""
+        if key is not None and self._of_key[key] >= max(1, self._max_viewers // OF_ONE_KEY):
+            raise BusyError(f"{self._of_key[key]} pages of this key are open, the most that it may have; close one")
         if self._viewers >= self._max_viewers:
             raise BusyError(f"{self._max_viewers} pages are open, the most that this server serves; close one")
         self._viewers += 1
+        self._of_key.update([] if key is None else [key])
         try:
             if self._polling is None:
                 self._polling = asyncio.create_task(keep_running("page", self._keep_polling))
             yield
         finally:
             self._viewers -= 1
+            self._of_key.subtract([] if key is None else [key])
+            self._of_key += Counter()  # drops the zeros
             if self._viewers == 0 and self._polling is not None:
                 self._polling.cancel()
                 self._polling, self._frame = None, {}

@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Protocol, TypeVar
 
-from fastapi import Depends, FastAPI
+from fastapi import Depends, FastAPI, Request
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
 from harvester.errors import HarvesterError
 from harvester.serve.access.identity import Identity
-from harvester.serve.access.who import Who
+from harvester.serve.access.who import Who, is_known
 from harvester.serve.http.live.broadcast import Broadcaster, Frame
 from harvester.serve.http.live.rates import RateWindow
 from jobs.ledger.counts import JobsNow
@@ -21,6 +22,7 @@ from jobs.ledger.counts import JobsNow
 log = logging.getLogger("harvester.page")
 
 LOOK_WAIT_S = 5.0
+KNOWN_S = 10.0  # between two looks at the key of an open stream
 MAX_ENDED = 50
 RECONNECT_MS = 2000
 ASLEEP = "The model is not loaded while nobody uses it. The next chat or job loads it."
@@ -84,17 +86,25 @@ def _own_jobs(text: str, who: Identity) -> str:
     return json.dumps({"jobs": [job for job in json.loads(text)["jobs"] if who.owns(job["owner"])], "older": 0})
 
 
-def add_events(app: FastAPI, broadcaster: Broadcaster) -> None:
-    """Add ``GET /events``: ``server``, ``replicas``, ``jobs`` and ``trouble``, first and whenever they change; ``look`` with each frame."""
+def add_events(app: FastAPI, broadcaster: Broadcaster, known_s: float = KNOWN_S) -> None:
+    """Add ``GET /events``: ``server``, ``replicas``, ``jobs`` and ``trouble``, first and whenever they change; ``look`` with each frame.
 
-    async def seat() -> AsyncIterator[None]:
-        with broadcaster.seat():
+    A stream ends at the first frame that comes ``known_s`` or more after the last look at its key, if that is revoked or expired.
+    """
+
+    async def seat(who: Who) -> AsyncIterator[None]:
+        with broadcaster.seat(who.name):
             yield
 
     # Not in the OpenAPI document, which cannot say that an answer never ends.
     @app.get("/events", include_in_schema=False, response_class=EventSourceResponse, dependencies=[Depends(seat)])
-    async def events(who: Who) -> AsyncIterator[ServerSentEvent]:
+    async def events(who: Who, request: Request) -> AsyncIterator[ServerSentEvent]:
         yield ServerSentEvent(comment="harvester", retry=RECONNECT_MS)
+        looked_s = time.monotonic()
         async for frame in broadcaster.frames():
+            if time.monotonic() - looked_s >= known_s:
+                looked_s = time.monotonic()
+                if not is_known(request):
+                    return
             for name, text in frame.items():
                 yield ServerSentEvent(event=name, raw_data=text if name != "jobs" or who.is_admin else _own_jobs(text, who))
