@@ -242,6 +242,29 @@ async def test_a_page_that_the_configuration_names_may_call() -> None:
         assert (await http.get("/any", headers={**page, **bearer("boss")})).status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("path", "key", "status"),
+    [("/any", "boss", 200), ("/any", "stranger", 401), ("/say", "batcher", 403), ("/unlisted", "boss", 404), ("/say", "boss", 413)],
+)
+async def test_a_page_that_the_configuration_names_may_read_every_answer(path: str, key: str, status: int) -> None:
+    gate = Gate(Directory(Limits(max_body_bytes=1024)), OriginCheck((), ["https://app.example"]))
+    async with client(gate) as http:
+        page = {"origin": "https://app.example", "sec-fetch-site": "cross-site", "sec-fetch-mode": "cors"}
+        method, body = ("GET", b"") if path != "/say" else ("POST", b" " * 2000)
+        answer = await http.request(method, path, content=body, headers={**page, **bearer(key)})
+        assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (status, "https://app.example")
+        shown = {name.strip() for name in answer.headers["access-control-expose-headers"].split(",")}
+        assert shown == {"x-request-id", "retry-after"}
+        other = await http.request(method, path, content=body, headers={**page, **bearer(key), "origin": "https://evil.example"})
+        assert (other.status_code, other.headers.get("access-control-allow-origin")) == (403, None)
+        asked = {**page, "access-control-request-method": method}
+        refused = [
+            await http.options("/unlisted", headers=asked),
+            await http.options(path, headers={**asked, "origin": "https://evil.example"}),
+        ]
+        assert [one.status_code for one in refused] == [404, 403]
+
+
 # -- bodies -------------------------------------------------------------------------------------------------------------------------
 
 

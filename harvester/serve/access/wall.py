@@ -41,12 +41,17 @@ _REFUSED = "this server needs an API key, but {what}; send one of its keys as Au
 def guard(app: FastAPI, table: RouteTable, gate: Gate) -> None:
     """Put the wall before ``app``. Call it last, so that it is outermost: middleware put before ``app`` earlier runs behind the wall."""
     if gate.origin.origins:
-        allowed = sorted(gate.origin.origins)
-        put_before(app, lambda inner: CORSMiddleware(inner, allow_origins=allowed, allow_methods=["*"], allow_headers=["*"]))
+        put_before(app, lambda inner: _readable(inner, gate))
     put_before(app, lambda inner: Wall(inner, table, gate))
     tracer = gate.tracer
     if tracer is not None:
         put_before(app, lambda inner: Traced(inner, tracer))
+
+
+def _readable(inner: ASGIApp, gate: Gate) -> ASGIApp:
+    """``inner``, whose answers pages of the listed origins may read. It answers their preflights."""
+    allowed, shown = sorted(gate.origin.origins), [REQUEST_ID.decode(), "retry-after"]
+    return CORSMiddleware(inner, allow_origins=allowed, allow_methods=["*"], allow_headers=["*"], expose_headers=shown)
 
 
 def put_before(app: FastAPI, layer: Callable[[ASGIApp], ASGIApp]) -> None:
@@ -121,7 +126,9 @@ class Wall:
         async def answer(error: HarvesterError) -> None:
             if self._gate.meter is not None:
                 self._gate.meter.refused(error)
-            await answer_of(error)(scope, receive, send)
+            refusal = answer_of(error)
+            is_readable = bool(self._gate.origin.origins) and scope["method"] != "OPTIONS"  # a refused preflight stays refused
+            await (_readable(refusal, self._gate) if is_readable else refusal)(scope, receive, send)
 
         return answer
 
