@@ -23,7 +23,7 @@ from harvester.config import ServeConfig
 from harvester.core import Role
 from harvester.serve.access import tokens as tokens_module
 from harvester.serve.access.gate import check_listening, gate_of
-from harvester.serve.access.tokens import Tokens
+from harvester.serve.access.tokens import MAX_NAME, Tokens
 from jobs.access.limits import Limits
 
 ISSUER, AUDIENCE = "https://id.example", "harvester"
@@ -68,6 +68,32 @@ def test_roles_may_come_as_words(config: TokenConfig, sign: Callable[..., str]) 
     found = Tokens(other, Limits()).identify(sign(scope="openid batch metrics", email="ann@example.com"))
     assert found is not None
     assert (found.name, found.roles) == ("jwt:ann@example.com", {Role.BATCH, Role.METRICS})
+
+
+def test_two_names_are_never_one_owner(config: TokenConfig, sign: Callable[..., str]) -> None:
+    tokens = Tokens(config, Limits())
+
+    def owner(name: str) -> str:
+        found = tokens.identify(sign(sub=name))
+        assert found is not None
+        assert found.name is not None
+        return found.name
+
+    fits = "a" * (MAX_NAME - len("jwt:") - 1)
+    long = [fits + end for end in ("b", "c", "bb" * 100, "bb" * 100 + "c")]
+    owners = [owner(name) for name in (fits, *long)]
+    owners.append(owner(owners[1].removeprefix("jwt:")))
+    assert len(set(owners)) == 6
+    assert [len(one) for one in owners] == [MAX_NAME - 1, *[MAX_NAME] * 5]
+    assert owners[0] == f"jwt:{fits}"
+
+
+@pytest.mark.parametrize("name", ["ann\n2026 key=boss", "a\x1b[2J", "\x7f", "\x85"], ids=ascii)
+def test_a_name_that_could_forge_a_line_of_a_log_or_a_terminal_is_nobodys(
+    config: TokenConfig, sign: Callable[..., str], name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert Tokens(config, Limits()).identify(sign(sub=name)) is None
+    assert [record.getMessage() for record in caplog.records] == [f"token_name_refused claim=sub name={name!a}"]
 
 
 @pytest.mark.parametrize(

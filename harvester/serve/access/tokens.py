@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
+import re
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -24,7 +26,9 @@ PREFIX = "jwt:"  # of the owner's name, so that it is never the name of a key
 FETCH_S = 10.0
 FRESH_S = 300.0  # after this, keys are fetched again
 AGAIN_S = 10.0  # least time between two fetches, however many tokens of unknown keys arrive
-MAX_NAME = 200
+MAX_NAME = 200  # characters of an owner's name
+HASH_CHARS = 32  # of its end, where the whole would be longer
+_UNNAMEABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # control characters, and halves of surrogate pairs
 LEEWAY_S = 30.0
 
 Fetch = Callable[[], dict[str, Any]]
@@ -70,7 +74,12 @@ class Tokens:
         except jwt.PyJWTError:
             return None
         name, roles = claims[self._config.name_claim], self._roles(claims)
-        return Identity(f"{PREFIX}{name}"[:MAX_NAME], roles, self._limits) if isinstance(name, str) and name and roles else None
+        if not isinstance(name, str) or not name or not roles:
+            return None
+        if _UNNAMEABLE.search(name):
+            log.warning("token_name_refused claim=%s name=%s", self._config.name_claim, ascii(name)[:MAX_NAME])
+            return None
+        return Identity(_owner(name), roles, self._limits)
 
     def _roles(self, claims: dict[str, Any]) -> frozenset[Role]:
         """Roles in the claim, a list or a string of words as in `scope`. Unknown ones are another application's."""
@@ -96,6 +105,14 @@ class Tokens:
             except Exception:  # without this thread no token is accepted once the provider has other keys
                 log.exception("token_keys_bug")
             time.sleep(AGAIN_S)
+
+
+def _owner(name: str) -> str:
+    """Two names never give one owner: one of `MAX_NAME` characters ends in a hash, a shorter one is the name itself."""
+    owner = f"{PREFIX}{name}"
+    if len(owner) < MAX_NAME:
+        return owner
+    return owner[: MAX_NAME - HASH_CHARS] + hashlib.sha256(name.encode()).hexdigest()[:HASH_CHARS]
 
 
 class Several:
