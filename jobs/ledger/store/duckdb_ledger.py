@@ -70,6 +70,8 @@ def _copied(old: Path, new: Path) -> int:
         copy_tables(tables, store, count)
     finally:
         store.close()
+    if making.with_name(f"{making.name}-wal").exists():
+        raise StorageError(f"cannot write {making}: its log could not be copied into it; check the disk of the state folder")
     making.with_suffix(COMMITS).unlink(missing_ok=True)
     making.with_suffix(SUMS).replace(new.with_suffix(SUMS))
     making.replace(new)

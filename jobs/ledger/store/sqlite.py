@@ -19,6 +19,7 @@ import pyarrow as pa
 from connectors.edge import first_line
 from connectors.errors import DamageError, StorageError
 from jobs.ledger.store.commits import CommitCount
+from jobs.ledger.store.connection import LastingConnection
 from jobs.ledger.store.contract import COMMITS, GO_ON, check_count, check_version, is_change, is_in_memory, refused, unwritable
 from jobs.ledger.store.statements import SCHEMA_VERSION, SQLITE, columns, definitions, statements, table_of
 from jobs.ledger.store.sums import PageSums
@@ -53,10 +54,10 @@ class SqliteStore:
             self._count, self._epoch = self._own(count_missing)
             self._checkpoint_at = self._count + CHECKPOINT_COMMITS
         except sqlite3.Error as error:
-            self._db.close()
+            self._disconnect(is_whole=False)
             raise _unopened(path, error) from error
         except BaseException:
-            self._db.close()
+            self._disconnect(is_whole=False)
             raise
 
     def _own(self, count_missing: bool) -> tuple[int, int]:
@@ -79,7 +80,7 @@ class SqliteStore:
 
     def close(self) -> None:
         is_synced = self._sums is not None and self._checkpoint(self._sums)
-        self._db.close()
+        self._disconnect(is_whole=True)
         if self._file is not None:
             if is_synced and self._refused is None:
                 self._file.write(self._count)
@@ -165,6 +166,21 @@ class SqliteStore:
             return False
         return True
 
+    def _disconnect(self, *, is_whole: bool) -> None:
+        """Close the connection, by which SQLite may copy the log into the file. Where the sums cannot be written, it stays open.
+
+        ``is_whole``: the file is known to be, so the copied pages are summed.
+        """
+        try:
+            if self._sums is None:
+                self._db.close()
+            elif is_whole:
+                self._sums.around(self._db.close)
+            else:
+                self._sums.forget_before(self._db.close)
+        except OSError as error:
+            log.warning("ledger_sums %s: %s", self.name, first_line(error))
+
     def _rollback(self) -> None:
         with suppress(sqlite3.Error):  # a failed COMMIT may have ended the transaction already
             if self._db.in_transaction:
@@ -223,8 +239,10 @@ def _connected(path: Path) -> sqlite3.Connection:
     where, name = str(path), path.name.removeprefix(":memory:")
     if is_in_memory(path):
         where = f"file:{quote(name)}?mode=memory&cache=shared" if name else ":memory:"
+    kind = sqlite3.Connection if is_in_memory(path) else LastingConnection
+    options: dict[str, Any] = {"check_same_thread": False, "uri": where.startswith("file:"), "factory": kind}
     try:
-        db = sqlite3.connect(where, timeout=BUSY_S, isolation_level=None, check_same_thread=False, uri=where.startswith("file:"))
+        db: sqlite3.Connection = sqlite3.connect(where, timeout=BUSY_S, isolation_level=None, **options)
     except sqlite3.Error as error:
         raise _unopened(path, error) from error
     return db

@@ -1,6 +1,7 @@
 """Checksums of the pages of the ledger's SQLite file, beside it: SQLite's own log has some, its pages have none.
 
-Pages change only while the log is copied into the file (a checkpoint), and only the store does that. Those that a checkpoint will change
+Pages change only while the log is copied into the file (a checkpoint), and only the store does that: by a statement, or when it closes
+the last connection (`jobs.ledger.store.connection`). Those that a checkpoint will change
 are marked unknown before it and summed after it, so that a process killed between the two leaves no false alarm.
 """
 
@@ -59,6 +60,16 @@ class PageSums:
             changed |= set(range(len(told) + 1, count + 1))
             fresh = self._pages(changed)
             self._write(array("I", [fresh[i] if i + 1 in changed or i >= len(told) else told[i] for i in range(count)]))
+
+    def forget_before(self, checkpoint: Callable[[], None]) -> None:
+        """Run ``checkpoint`` on a file that nobody found whole: the pages that it may change are unknown from now on."""
+        if not self._logged():
+            checkpoint()
+            return
+        with self._locked():
+            told, changed = self._read(), self._logged()
+            self._write(array("I", [_UNKNOWN if number in changed else one for number, one in enumerate(told, 1)]))
+            checkpoint()
 
     def _logged(self) -> set[int]:
         """Numbers of the pages in the log; some may be of an earlier round."""
