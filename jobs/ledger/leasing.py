@@ -92,7 +92,7 @@ class Leasing:
         self._turns = count(1)
         self._replicas = KnownReplicas(lease_s)
         self._late: dict[str, set[str]] = {}  # by holder, jobs of which a slice waits for its source: it gets no other of them
-        self._pass = 0.0  # lowest turn at the last lease; an idle job cannot save up turns
+        self._pass: dict[str, float] = {}  # by model, the lowest turn at the last lease; an idle job cannot save up turns
         if new_server:
             book.run("free_all")
         for job_id, slice_id, lease_id, holder, generation, row_count, attempt, *kept in book.run("leased_slices"):
@@ -131,10 +131,11 @@ class Leasing:
         lease = ActiveLease(job_id, slice_id, holder, expires_at_s, generation, tuple(kept), row_count=row_count, leased_at_s=now_s)
         book.leases[lease_id] = lease.first_of(attempt)
         book.update_pending(record)
-        self._pass = max(self._pass, record.turn)
-        record.turn = self._pass + row_count * row_tokens / record.hint.total_weight
+        model = record.spec.model
+        record.began = self._pass[model] = max(self._pass.get(model, 0.0), record.turn)
+        record.charged_tokens = row_count * row_tokens
         record.granted = next(self._turns)
-        book.counts.add(record.spec.model, LedgerCount.LEASED)
+        book.counts.add(model, LedgerCount.LEASED)
         part = SliceSpec(slice_id=slice_id, group_index=group_index, offset=offset, row_start=row_start, row_count=row_count)
         return Lease(lease_id=lease_id, job=record.spec, slice=part, generation=generation, attempt=attempt, expires_at_s=expires_at_s)
 

@@ -154,7 +154,8 @@ class JobRecord:
     hint: SchedulingHint
     state: JobState  # as its row says
     rate: Rate = field(default_factory=Rate)
-    turn: float = 0.0  # virtual counter: tokens leased over weight, from where it joined; the lowest is next
+    began: float = 0.0  # `turn` at its last lease, from where it joined the other jobs of its model
+    charged_tokens: float = 0.0  # of its last lease
     open_slices: int = 0  # that are not done
     rows_to_retry: int = 0  # failed rows in open slices of a retry: they are counted in its row, and asked again
     tokens_replaced: int = 0  # tokens of the rows that retries have replaced, since the ledger was opened
@@ -195,6 +196,11 @@ class JobRecord:
         """Whether its deadline has passed and it has not ended. A job that is being cancelled ends as cancelled instead."""
         end_s = self.spec.deadline_at_s
         return end_s is not None and end_s <= now_s and self.state in (*ACTIVE, JobState.PAUSED)
+
+    @property
+    def turn(self) -> float:
+        """Virtual counter: tokens leased over weight; the lowest of a model is next. The last lease counts by the weight that holds now."""
+        return self.began + self.charged_tokens / self.hint.total_weight
 
     @property
     def rows_done(self) -> int:
