@@ -153,6 +153,18 @@ class JobBook:
         self.run("set_judged", [rows, errors, spec.id])
         return {**values, "rows_judged": rows, "errors_judged": errors}
 
+    def retry(self, record: JobRecord, now_s: float) -> JobView:
+        """Open the slices with failed rows in a new generation. Call it for an ended job without leases."""
+        generation = record.row["generation"] + 1
+        with self.store.transaction():
+            self.run("retry_slices", [generation, record.spec.id])
+            self.run("set_generation", [generation, record.spec.id])
+            values = self.write_queued(record, now_s)
+        self.took(record, {**values, "generation": generation})
+        ((record.open_slices, record.rows_to_retry),) = self.run("open_slices", [record.spec.id])
+        self.update_pending(record)
+        return self.view(record)
+
     def fail(self, record: JobRecord, message: str, now_s: float) -> None:
         """Fail a job that cannot go on, unless it has ended."""
         if record.state not in ENDED:

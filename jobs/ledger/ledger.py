@@ -112,22 +112,19 @@ class Ledger:
         return book.view(record)
 
     def retry(self, job_id: str, now_s: float) -> JobView:
-        """Compute the failed rows of an ended job again, in a new generation of their slices; rows left undone are computed too."""
-        book = self._book
-        record = book.record(job_id)
+        """Compute the failed rows of an ended job again, in a new generation of their slices; rows left undone are computed too.
+
+        Raises `StateError` while a replica still has a slice of it, whose failed rows are not counted yet.
+        """
+        self.expire(now_s)
+        book, record = self._book, self._book.record(job_id)
         if record.state not in ENDED:
             raise StateError(f"job {record.spec.id} is {record.state}; failed rows can be retried once it has ended")
+        if book.leases.holds(record.spec.id):
+            raise StateError(f"job {record.spec.id} has rows in flight; try again in a moment")
         if record.row["rows_error"] == 0:
             raise StateError(f"job {record.spec.id} has no failed rows to retry")
-        generation = record.row["generation"] + 1
-        with book.store.transaction():
-            book.run("retry_slices", [generation, record.spec.id])
-            book.run("set_generation", [generation, record.spec.id])
-            values = book.write_queued(record, now_s)
-        book.took(record, {**values, "generation": generation})
-        ((record.open_slices, record.rows_to_retry),) = book.run("open_slices", [record.spec.id])
-        book.update_pending(record)
-        return book.view(record)
+        return book.retry(record, now_s)
 
     def adjust(self, job_id: str, change: JobChange) -> JobView:
         """Change a job's weight, deadline or error rate; what it computes stays as it is."""

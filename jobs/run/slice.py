@@ -40,6 +40,7 @@ READERS = 3  # sources read at once, one for each job: a slow one holds up neith
 LATE_S = 0.25  # a slice whose rows are not there by then keeps no other job from the engine
 OPEN_JOBS = 8
 STATS_KEY = "harvester_part"  # of a part's metadata
+GENERATION_KEY = "harvester_generation"  # of an incomplete part
 REPLACED_KEY = "harvester_replaced"  # `PartStats.replaced`, apart: an earlier version would refuse a part with counts it does not know
 
 
@@ -164,12 +165,12 @@ class SliceFiles:
     def publish_some(self) -> PartStats | None:
         """Write an incomplete part with the rows done so far, for a slice that is given back; the next holder replaces it.
 
-        None where the slice has a complete part already: a retry that is given back keeps the part from before it.
+        None where the slice has a complete part already, or one from before this retry: that stays, and the spool has the new rows.
         """
         if self.kept is not None or part_stats_of(self.sink, self.lease) is not None:
             return None
         part = self._part([self.spool.rows[row_id] for row_id in sorted(self.spool.rows)])
-        self.sink.write(part_name(self.lease.slice.slice_id), part, {})
+        self.sink.write(part_name(self.lease.slice.slice_id), part, {GENERATION_KEY: str(self.lease.generation)})
         return part_stats(part, self.lease.generation, 0)
 
     def _part(self, finished: list[Row]) -> pa.Table:
@@ -240,11 +241,13 @@ def open_slice(lease: Lease, source: Source, sink: Sink, spools: Spools) -> Slic
     columns = list(dict.fromkeys([*columns_needed(lease.job), *lease.job.keep]))
     table = source.read(group, cut.offset, cut.row_count, columns)
     kept, replaced = None, NONE_USED
-    if lease.generation > 0 and sink.metadata(part_name(cut.slice_id)) is not None:
+    told = sink.metadata(part_name(cut.slice_id)) if lease.generation else None
+    if told is not None:
         part = sink.read(part_name(cut.slice_id))
         is_ok = pc.equal(part.column("status"), "ok")
         kept, failed = part.filter(is_ok), part.filter(pc.invert(is_ok))
-        if part_stats_of(sink, lease) is not None:  # an incomplete part is of this retry: its failed rows are in the spool
+        is_of_this_retry = STATS_KEY not in told and told.get(GENERATION_KEY) == str(lease.generation)
+        if not is_of_this_retry:  # else its failed rows are in the spool
             replaced = Usage(**{name: pc.sum(failed.column(name)).as_py() or 0 for name in ("prompt_tokens", "output_tokens")})
     return SliceFiles(lease, source, sink, spools.open(lease), table, kept, replaced)
 

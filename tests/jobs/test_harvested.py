@@ -12,10 +12,12 @@ from test_runner import LEASE_S, World, at_work, until, world
 
 from jobs.config import PriceConfig
 from jobs.engine import Prompt, RowError
+from jobs.errors import StateError
 from jobs.ledger.ledger import Ledger
 from jobs.run.devicetime import DeviceTime
 from jobs.run.runner import Runner
 from jobs.spec import PartStats
+from jobs.states import JobState
 from jobs.testing import ScriptedEngine, last_line, scripted_plan
 from tests.fakes.lost_ledger import LostLedger
 
@@ -118,6 +120,61 @@ async def test_a_retry_is_accounted_beside_the_failed_rows_that_it_replaces(worl
     (line,) = world.ledger.table("harvested").to_pylist()
     assert (line["rows"], line["prompt_tokens"]) == (4, failed.prompt_tokens + world.show().prompt_tokens)
     assert line["cost"] == pytest.approx(cost_of_tokens(line))
+
+
+async def test_a_retry_of_a_job_that_was_stopped_computes_the_failed_rows_of_the_slices_that_it_left(world: World) -> None:
+    """One slice was begun when the job ended: one row had failed, one was done, two were not begun."""
+    job_id = world.submit(4, inline={"answer": "choice", "labels": [f"row {number}" for number in range(4)]})
+    engine = ScriptedEngine(concurrency=1)
+
+    def one_label(prompt: Prompt) -> str:
+        if last_line(prompt) == "row 2":
+            engine.hold()
+        return "no label" if last_line(prompt) == "row 0" else last_line(prompt)
+
+    engine.answer = one_label
+    async with at_work(Runner("a", world.client, engine, world.folder, world.harvest, world.sink, world.clock, BY_TOKEN)):
+        await until(lambda: world.show().rows_running == 2)
+        world.ledger.fail(job_id, "too many rows failed", world.clock())
+        with pytest.raises(StateError, match="job docs-0001 has rows in flight; try again in a moment"):
+            world.ledger.retry(job_id, world.clock())
+        await until(lambda: not world.ledger.held(job_id))
+    stopped = world.show()
+    assert (stopped.rows_ok, stopped.rows_error) == (1, 1)
+    assert world.ledger.retry(job_id, world.clock()).rows_to_retry == 1
+    again = ScriptedEngine()
+    await harvested(world, again)
+    view = world.show()
+    assert (view.state, view.rows_ok, view.rows_error, again.calls) == (JobState.COMPLETED, 4, 0, 3)
+    (line,) = world.ledger.table("harvested").to_pylist()
+    failed_tokens = stopped.prompt_tokens - view.prompt_tokens // 4  # all rows are equally long
+    assert (line["rows"], line["prompt_tokens"]) == (4, view.prompt_tokens + failed_tokens)
+    assert not list(world.folder.jobs.glob("*/spool/*"))
+
+
+async def test_a_second_retry_keeps_what_the_first_one_had_computed_when_it_was_stopped(world: World) -> None:
+    def refuse(prompt: Prompt) -> str:
+        raise RowError("refused", "not now")
+
+    job_id = world.submit(4)
+    await harvested(world, ScriptedEngine(answer=refuse))
+    world.ledger.retry(job_id, world.clock())
+    engine = ScriptedEngine(concurrency=1)
+
+    def two_answers(prompt: Prompt) -> str:
+        if last_line(prompt) == "row 2":
+            engine.hold()
+        return refuse(prompt) if last_line(prompt) == "row 0" else last_line(prompt)
+
+    engine.answer = two_answers
+    async with at_work(Runner("a", world.client, engine, world.folder, world.harvest, world.sink, world.clock, BY_TOKEN)):
+        await until(lambda: world.show().rows_running == 2)
+        world.ledger.fail(job_id, "too many rows failed", world.clock())
+        await until(lambda: not world.ledger.held(job_id))
+    assert world.ledger.retry(job_id, world.clock()).rows_to_retry == 4
+    again = ScriptedEngine()
+    await harvested(world, again)
+    assert (world.show().rows_ok, world.show().rows_error, again.calls) == (4, 0, 3)
 
 
 async def test_a_retry_that_was_published_but_not_committed_is_accounted_by_who_adopts_its_part(world: World) -> None:

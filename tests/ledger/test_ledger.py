@@ -526,17 +526,47 @@ def test_a_part_of_the_generation_before_a_retry_does_not_count(desk: Desk) -> N
     assert (desk.ledger.show("docs-1").rows_ok, desk.ledger.show("docs-1").rows_error) == (4, 0)
 
 
-def test_retry_of_a_job_whose_open_slices_are_all_leased_has_nothing_to_lease(desk: Desk) -> None:
+def test_resume_of_a_job_whose_open_slices_are_all_leased_has_nothing_to_lease(desk: Desk) -> None:
     desk.submit("docs-1", 8)
     desk.ledger.keep(desk.leased("a").lease_id, PartStats(rows_error=1), desk.clock())
     held = [desk.leased("b"), desk.leased("b")]
     _failed(desk)
-    assert desk.ledger.retry("docs-1", desk.clock()).state is JobState.QUEUED
+    assert desk.ledger.resume("docs-1", desk.clock()).state is JobState.QUEUED
     assert desk.lease("c") is None
     desk.ledger.check()
     for lease in held:
         assert desk.commit(lease)
     assert desk.state() is JobState.COMPLETED
+
+
+def test_retry_takes_in_the_failed_rows_of_parts_that_were_kept(desk: Desk) -> None:
+    desk.submit("docs-1", 12)
+    desk.ledger.keep(desk.leased().lease_id, PartStats(rows_ok=2, rows_error=1), desk.clock())
+    _failed(desk)
+    view = desk.ledger.retry("docs-1", desk.clock())
+    assert (view.rows_error, view.rows_to_retry) == (1, 1)
+    assert [(lease.slice.slice_id, lease.generation) for lease in (desk.leased(), desk.leased(), desk.leased())] == [(0, 1), (1, 0), (2, 0)]
+    desk.ledger.check()
+
+
+def test_retry_of_a_retry_that_was_stopped_is_one_generation_further(desk: Desk) -> None:
+    desk.submit("docs-1", 4)
+    desk.finish(errors=2)
+    desk.ledger.retry("docs-1", desk.clock())
+    desk.ledger.cancel("docs-1", desk.clock())
+    desk.ledger.retry("docs-1", desk.clock())
+    assert desk.leased().generation == 2
+
+
+def test_retry_waits_for_replicas_that_live_to_give_their_slices_back(desk: Desk) -> None:
+    desk.submit("docs-1", 8)
+    desk.commit(desk.leased("a"), errors=1)
+    desk.leased("b")
+    _failed(desk)
+    with pytest.raises(StateError, match="docs-1 has rows in flight; try again in a moment"):
+        desk.ledger.retry("docs-1", desk.clock())
+    desk.clock.advance(LEASE_S)
+    assert desk.ledger.retry("docs-1", desk.clock()).state is JobState.QUEUED
 
 
 # -- leases -------------------------------------------------------------------------------------------------------------------------

@@ -242,6 +242,8 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(data=st.data(), verb=st.sampled_from(["cancel", "pause", "resume", "retry", "fail"]))
     def change(self, data: st.DataObject, verb: str) -> None:
         job_id = data.draw(st.sampled_from(sorted(self.jobs)))
+        if verb == "retry":
+            self._expire()
         target = self._target(job_id, verb)
         arguments = ("it cannot go on",) if verb == "fail" else ()
         if target is None:
@@ -275,7 +277,7 @@ class LedgerMachine(RuleBasedStateMachine):
         if verb == "fail":
             return now if now in ENDED else JobState.FAILED
         if verb == "retry":
-            return JobState.QUEUED if now in ENDED and job.counts[1] else None
+            return JobState.QUEUED if now in ENDED and job.counts[1] and not held else None
         if verb == "resume":
             return JobState.QUEUED if now in {JobState.QUEUED, JobState.PAUSED, JobState.CANCELLED, JobState.FAILED} else None
         if verb == "pause":
@@ -287,7 +289,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def _retry(self, job: ModelJob) -> None:
         job.generation += 1
         for part in job.slices:
-            if part.done and part.errors:
+            if part.errors:
                 part.done, part.generation = False, job.generation
 
     # -- time and restarts --------------------------------------------------------------------------------------------------------

@@ -300,7 +300,8 @@ SELECT job_id, count(*), CAST(coalesce(sum(CASE WHEN generation > 0 THEN rows_er
 FROM leases WHERE state <> 'done' GROUP BY job_id;
 
 -- name: retry_slices
-UPDATE leases SET state = 'pending', generation = ?, attempt = 0 WHERE job_id = ? AND state = 'done' AND rows_error > 0;
+-- Also slices whose part holds only some rows, and those of a retry that was stopped. Call it while none is leased.
+UPDATE leases SET state = 'pending', generation = ?, attempt = 0 WHERE job_id = ? AND rows_error > 0;
 
 -- name: job_slices
 SELECT slice_id, group_index, group_offset AS "offset", row_start, row_count FROM leases WHERE job_id = ? ORDER BY slice_id;

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from connectors.durable import publish
 from connectors.errors import StorageError
-from jobs.run.spool.records import Spool
+from jobs.run.spool.records import Spool, spooled_rows
 from jobs.run.telling import despite_cancellation
 from jobs.spec import Lease
 from jobs.storage.folder import StateFolder
@@ -32,11 +32,18 @@ class Spools:
         self._sending = threading.Lock()  # a spool that is on its way is not removed before it has arrived
 
     def open(self, lease: Lease) -> Spool:
-        """Open the spool of a slice, with the records of earlier holders on any machine. Call it from a thread. Raises `StorageError`."""
+        """Open the spool of a slice, with the records of earlier holders on any machine. Call it from a thread. Raises `StorageError`.
+
+        A retry takes answers from the spools before it too: a holder that was stopped or died may have published none of them.
+        """
         path, mirror = self._path(lease), self._folder.mirror
         sent = 0 if mirror is None else _take_over(path, mirror)
         spool = Spool(path)
         spool.leave_out_others(lease.slice.row_ids)
+        for earlier in self._earlier(lease):
+            for row in spooled_rows(earlier).values():
+                if row.status == "ok" and row.row_id in lease.slice.row_ids and row.row_id not in spool.rows:
+                    spool.finish(row)
         if mirror is not None:
             self._sent[path] = sent
         return spool
@@ -55,7 +62,8 @@ class Spools:
     async def forget(self, lease: Lease) -> None:
         """Remove the spool, after its rows were committed. A copy that cannot be removed from the storage stays, and nobody reads it."""
         path = self._path(lease)
-        path.unlink(missing_ok=True)  # at once: a runner that is cancelled now leaves no spool of a slice that is done
+        for one in (path, *self._earlier(lease)):  # at once: a runner that is cancelled now leaves no spool of a slice that is done
+            one.unlink(missing_ok=True)
         if self._folder.mirror is not None:
             await despite_cancellation(with_storage(self._remove, path), SENT_S)
 
@@ -96,6 +104,10 @@ class Spools:
 
     def _path(self, lease: Lease) -> Path:
         return self._folder.spool(lease.job.id, lease.slice.slice_id, lease.generation)
+
+    def _earlier(self, lease: Lease) -> list[Path]:
+        """Spools of the generations before a retry on this machine. Most do not exist."""
+        return [self._folder.spool(lease.job.id, lease.slice.slice_id, generation) for generation in range(lease.generation)]
 
 
 def _take_over(path: Path, mirror: Mirror) -> int:
