@@ -187,7 +187,8 @@ class Ledger:
         return self._book.forecast.hints(self._book.active.values(), now_s)
 
     def demand(self, model: str, now_s: float) -> Demand:
-        """What the active jobs of ``model`` ask for."""
+        """What the active jobs of ``model`` ask for. Without a replica, no other call ends those whose deadline has passed."""
+        self.expire(now_s)
         own = [record for job_id in self.hints(now_s) if (record := self._book.jobs[job_id]).serves(model)]
         return Demand(has_work=bool(own), is_late=any(record.standing is not None for record in own))
 

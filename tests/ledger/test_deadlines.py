@@ -222,6 +222,17 @@ def test_a_model_s_jobs_ask_for_more_while_one_is_late_by_its_deadline(ledger: L
     assert ledger.demand("scripted", NOW_S + 303) == Demand()
 
 
+@pytest.mark.parametrize("paused", [False, True], ids=["queued", "paused"])
+def test_a_job_without_any_replica_expires_too(ledger: Ledger, paused: bool) -> None:
+    """A model without replicas is looked at by `demand` alone: a job past its deadline must not wake one."""
+    late = enter(ledger, "late", rows=4, deadline_at_s=NOW_S + 600)
+    if paused:
+        ledger.pause(late, NOW_S)
+    assert ledger.demand("scripted", NOW_S + 599) == Demand(has_work=not paused)
+    assert ledger.demand("scripted", NOW_S + 600) == Demand()
+    assert ledger.show(late).state is JobState.EXPIRED
+
+
 def test_a_rate_seen_for_seconds_raises_nobody_while_there_is_time(ledger: Ledger) -> None:
     enter(ledger, "late", rows=4000, deadline_at_s=NOW_S + 600)
     enter(ledger, "other", rows=4000)
