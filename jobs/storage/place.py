@@ -200,10 +200,15 @@ def _follow(folder: StateFolder, mirror: Mirror) -> None:
 
 
 def forget_gone(folder: StateFolder, mirror: Mirror, now_s: float) -> None:
-    """Remove the copies of jobs and uploads that the storage no longer has, if they are older than `UNUSED_S`."""
+    """Remove the copies of jobs and uploads that the storage no longer has, if nothing in them was changed within `UNUSED_S`."""
     for parent in (folder.jobs, *folder.uploads.glob("*")):
         there = mirror.names(parent)
         for path in parent.glob("[!.]*"):
             with suppress(FileNotFoundError):
-                if path.name not in there and now_s - path.stat().st_mtime > UNUSED_S:
+                if path.name not in there and now_s - _changed_s(path) > UNUSED_S:
                     shutil.rmtree(path, ignore_errors=True)
+
+
+def _changed_s(path: Path) -> float:
+    """When the folder, or anything below it, was changed last: an upload that goes on for long changes its file alone."""
+    return max(one.stat().st_mtime for one in (path, *path.rglob("*")))

@@ -253,11 +253,23 @@ def test_copies_go_a_day_after_what_they_are_copies_of(folder: StateFolder, uri:
         path = file_of(folder, name)
         if "kept" in name:
             mirror.send(path)
-        if "young" not in name:
-            os.utime(path.parent, (1000.0, 1000.0))
+        for old in (path, path.parent) if "young" not in name else ():
+            os.utime(old, (1000.0, 1000.0))
     forget_gone(folder, mirror, time.time())
     found = {str(path.relative_to(folder.root)) for path in (*folder.jobs.glob("*"), *folder.uploads.glob("*/*"))}
     assert found == {"jobs/kept", "jobs/young", "uploads/me/kept"}
+
+
+def test_an_upload_that_goes_on_for_more_than_a_day_is_no_old_copy(folder: StateFolder, uri: str) -> None:
+    """Its folder was changed last when the file was made, the file a moment ago."""
+    path = file_of(folder, "uploads/me/long/table/x")
+    for parent in (path.parent, path.parent.parent):
+        os.utime(parent, (1000.0, 1000.0))
+    forget_gone(folder, Mirror(folder.root, uri), time.time())
+    assert path.exists()
+    os.utime(path, (1000.0, 1000.0))
+    forget_gone(folder, Mirror(folder.root, uri), time.time())
+    assert not path.parent.parent.exists()
 
 
 def test_a_new_machine_takes_over_storage_and_database_of_a_lost_one(
