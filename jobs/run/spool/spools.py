@@ -41,6 +41,8 @@ class Spools:
         spool = Spool(path)
         spool.leave_out_others(lease.slice.row_ids)
         for earlier in self._earlier(lease):
+            if mirror is not None:
+                _take_over(earlier, mirror)
             for row in spooled_rows(earlier).values():
                 if row.status == "ok" and row.row_id in lease.slice.row_ids and row.row_id not in spool.rows:
                     spool.finish(row)
@@ -61,17 +63,18 @@ class Spools:
 
     async def forget(self, lease: Lease) -> None:
         """Remove the spool, after its rows were committed. A copy that cannot be removed from the storage stays, and nobody reads it."""
-        path = self._path(lease)
-        for one in (path, *self._earlier(lease)):  # at once: a runner that is cancelled now leaves no spool of a slice that is done
-            one.unlink(missing_ok=True)
+        paths = [self._path(lease), *self._earlier(lease)]
+        for path in paths:  # at once: a runner that is cancelled now leaves no spool of a slice that is done
+            path.unlink(missing_ok=True)
         if self._folder.mirror is not None:
-            await despite_cancellation(with_storage(self._remove, path), SENT_S)
+            await despite_cancellation(with_storage(self._remove, paths), SENT_S)
 
-    def _remove(self, path: Path) -> None:
+    def _remove(self, paths: list[Path]) -> None:
         assert self._folder.mirror is not None
         try:
             with self._sending:
-                self._folder.mirror.remove(path)
+                for path in paths:
+                    self._folder.mirror.remove(path)
         except StorageError as error:
             log.warning("spool_left %s", error.message)
 
@@ -106,7 +109,7 @@ class Spools:
         return self._folder.spool(lease.job.id, lease.slice.slice_id, lease.generation)
 
     def _earlier(self, lease: Lease) -> list[Path]:
-        """Spools of the generations before a retry on this machine. Most do not exist."""
+        """Spools of the generations before a retry. Most do not exist."""
         return [self._folder.spool(lease.job.id, lease.slice.slice_id, generation) for generation in range(lease.generation)]
 
 
