@@ -27,7 +27,7 @@ class _Counted:
 class Commits:
     """The component of a `jobs.ledger.ledger.Ledger` that records published parts. Its public methods are documented there.
 
-    The tables ``usage`` and ``harvested`` are accounts, which never fall: a row counts once, its tokens each time that a part brought them.
+    The tables ``usage``, ``harvested`` and ``harvest`` never fall: a row counts once, its tokens each time that a part brought them.
     So tokens of failed rows stay in the hour in which they were computed, and those of a retry come on top. One exception counts twice:
     the part of a slice that was reopened (`reopen_slice`), if the ledger itself is opened again before the slice's next part is recorded.
     """
@@ -76,7 +76,7 @@ class Commits:
         if lease is not None:
             record.open_slices -= 1
             if lease.generation == 0:
-                book.forecast.committed(record, stats, now_s)
+                book.forecast.committed(record, stats)
             else:
                 record.rows_to_retry -= lease.kept[ERROR]
                 record.tokens_replaced += stats.replaced.prompt_tokens + stats.replaced.output_tokens

@@ -43,6 +43,7 @@ class JobForecast:
         self._now_s = now_s
         record.rate.add(now_s, *self._so_far(record))
         self._harvest.mark(record.spec.model, now_s, busy=True)
+        self._is_new = True
 
     def _so_far(self, record: JobRecord) -> tuple[int, int]:
         """Rows done, published or not, and their tokens with those of rows that retries replaced."""
@@ -51,18 +52,18 @@ class JobForecast:
         return rows, record.tokens_done + record.tokens_replaced + running.tokens
 
     def idle(self, now_s: float) -> None:
-        """Record that no slice is leased any more."""
+        """Record the models of which no slice is leased any more."""
         self._now_s = now_s
-        self._harvest.idle(now_s)
+        self._harvest.idle(self._leases.models, now_s)
 
-    def committed(self, record: JobRecord, stats: PartStats, now_s: float) -> None:
+    def committed(self, record: JobRecord, stats: PartStats) -> None:
         """Learn from a part whose rows were not counted before. Written within `WRITE_S`, in the transaction of a later commit."""
-        self._harvest.add(record.spec.model, stats.rows_ok + stats.rows_error, stats.prompt_tokens + stats.output_tokens, now_s)
         self._lengths.learn(record.spec, stats.lengths)
         self._is_new = True
 
     def account(self, record: JobRecord, spent: Spent, stats: PartStats, now_s: float) -> None:
-        """See `HarvestedLog.add`."""
+        """Account what a part brought, also of a retry. ``spent``, ``stats``: as in `HarvestedLog.add`."""
+        self._harvest.add(record.spec.model, spent.requests, spent.prompt_tokens + spent.output_tokens, now_s)
         self._harvested.add(record.spec, spent, stats, now_s)
         self._is_new = True
 

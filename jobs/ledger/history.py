@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -45,8 +45,7 @@ class HarvestLog:
 
     def __init__(self, store: Store, now_s: float) -> None:
         self._store = store
-        self._busy_s: dict[str, float] = {}  # since it was last written
-        self._new: dict[tuple[str, float], list[int]] = {}  # rows and tokens by model and hour, not written yet
+        self._new: dict[tuple[str, float], list[float]] = {}  # rows, tokens and busy seconds by model and hour, not written yet
         self._marked_at_s: dict[str, float] = {}
         store.run("forget_harvest", [now_s - KEEP_DAYS * 24 * HOUR_S])
 
@@ -54,27 +53,30 @@ class HarvestLog:
         """Record whether a slice of ``model`` is leased from now on."""
         before_s = self._marked_at_s.get(model)
         if before_s is not None:
-            self._busy_s[model] = self._busy_s.get(model, 0.0) + max(0.0, min(now_s - before_s, GAP_S))
+            self._add(model, now_s, [0, 0, max(0.0, min(now_s - before_s, GAP_S))])
         if busy:
             self._marked_at_s[model] = now_s
         else:
             self._marked_at_s.pop(model, None)
 
-    def idle(self, now_s: float) -> None:
-        """Record that no slice is leased from now on."""
-        for model in list(self._marked_at_s):
+    def idle(self, leased: Container[str], now_s: float) -> None:
+        """Record that from now on slices of the models in ``leased`` are leased at most."""
+        for model in [one for one in self._marked_at_s if one not in leased]:
             self.mark(model, now_s, busy=False)
 
     def add(self, model: str, rows: int, tokens: int, now_s: float) -> None:
-        """Add the rows and tokens of a commit."""
-        counts = self._new.setdefault((model, now_s - now_s % HOUR_S), [0, 0])
-        counts[0] += rows
-        counts[1] += tokens
+        """Add rows and tokens that a part brought."""
+        self._add(model, now_s, [rows, tokens, 0.0])
+
+    def _add(self, model: str, now_s: float, counts: list[float]) -> None:
+        key = (model, now_s - now_s % HOUR_S)
+        before = self._new.get(key, [0, 0, 0.0])
+        self._new[key] = [a + b for a, b in zip(before, counts, strict=True)]
 
     def write(self) -> None:
         """Call within a transaction."""
-        for (model, hour_s), (rows, tokens) in self._new.items():
-            self._store.run("add_harvest", [model, hour_s, rows, tokens, self._busy_s.pop(model, 0.0)])
+        for (model, hour_s), counts in self._new.items():
+            self._store.run("add_harvest", [model, hour_s, *counts])
         self._new.clear()
 
     def spans(self, model: str, now_s: float) -> list[Span]:

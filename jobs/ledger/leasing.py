@@ -96,9 +96,11 @@ class Leasing:
         if new_server:
             book.run("free_all")
         for job_id, slice_id, lease_id, holder, generation, row_count, attempt, *kept in book.run("leased_slices"):
-            lease = ActiveLease(job_id, slice_id, holder, now_s + lease_s, generation, tuple(kept), row_count=row_count, leased_at_s=now_s)
+            model = book.jobs[job_id].spec.model
+            lease = ActiveLease(job_id, model, slice_id, holder, now_s + lease_s, generation, tuple(kept), row_count=row_count)
+            lease.leased_at_s = now_s
             book.leases[lease_id] = lease.first_of(attempt)
-            self._replicas.saw(holder, now_s, book.jobs[job_id].spec.model)  # a replica with enough rows asks for no lease
+            self._replicas.saw(holder, now_s, model)  # a replica with enough rows asks for no lease
         for record in book.jobs.values():
             book.update_pending(record)
             book.settle(record, now_s)
@@ -128,7 +130,8 @@ class Leasing:
             if record.state is JobState.QUEUED:
                 begun = book.write_state(record, JobState.RUNNING, now_s, record.row["message"])
         book.took(record, begun)
-        lease = ActiveLease(job_id, slice_id, holder, expires_at_s, generation, tuple(kept), row_count=row_count, leased_at_s=now_s)
+        model = record.spec.model
+        lease = ActiveLease(job_id, model, slice_id, holder, expires_at_s, generation, tuple(kept), row_count=row_count, leased_at_s=now_s)
         book.leases[lease_id] = lease.first_of(attempt)
         book.update_pending(record)
         model = record.spec.model
@@ -189,8 +192,7 @@ class Leasing:
             self._late.pop(lease.holder, None)
         if over:
             book.free(over, now_s)
-        if not book.leases:
-            book.forecast.idle(now_s)
+        book.forecast.idle(now_s)
         return len(over)
 
     def clock_set(self, by_s: float) -> None:

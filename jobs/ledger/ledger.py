@@ -214,8 +214,7 @@ class Ledger:
         """By model, since the ledger was opened: see `jobs.ledger.counts`. ``leases`` are those in force now."""
         book = self._book
         models = {record.spec.model for record in book.jobs.values()}
-        held = Counter(book.jobs[lease.job_id].spec.model for lease in book.leases.values())
-        return {model: {**book.counts.of(model), "leases": held[model]} for model in models}
+        return {model: {**book.counts.of(model), "leases": book.leases.models[model]} for model in models}
 
     # -- leases -------------------------------------------------------------------------------------------------------------------
 

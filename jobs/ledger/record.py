@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self
@@ -37,6 +38,7 @@ class ActiveLease:
     """A lease in force. Its counts are from the holder's last heartbeat; ``kept`` counts rows that are in the slice's part already."""
 
     job_id: str
+    model: str
     slice_id: int
     holder: str
     expires_at_s: float
@@ -72,6 +74,7 @@ class ActiveLeases(dict[str, ActiveLease]):
 
     def __init__(self) -> None:
         super().__init__()
+        self.models: Counter[str] = Counter()  # how many leases each model has; to be read only
         self._by_job: dict[str, dict[str, ActiveLease]] = {}
         self._running: dict[str, Running] = {}  # by job, over its leases: a heartbeat must not cost a sum over them
         self._ends: list[tuple[float, str]] = []  # a heap with one entry a lease, at its end or before it
@@ -79,6 +82,7 @@ class ActiveLeases(dict[str, ActiveLease]):
     def __setitem__(self, lease_id: str, lease: ActiveLease) -> None:
         super().__setitem__(lease_id, lease)
         self._by_job.setdefault(lease.job_id, {})[lease_id] = lease
+        self.models[lease.model] += 1
         self._changed(lease.job_id, Running(), lease.running)
         heapq.heappush(self._ends, (lease.expires_at_s, lease_id))
 
@@ -86,6 +90,7 @@ class ActiveLeases(dict[str, ActiveLease]):
         lease = self[lease_id]
         super().__delitem__(lease_id)
         del self._by_job[lease.job_id][lease_id]
+        self.models -= Counter([lease.model])
         self._changed(lease.job_id, lease.running, Running())
         if not self._by_job[lease.job_id]:
             del self._by_job[lease.job_id], self._running[lease.job_id]
@@ -136,7 +141,8 @@ class ActiveLeases(dict[str, ActiveLease]):
         self._ends = sorted((lease.expires_at_s, lease_id) for lease_id, lease in self.items())
 
     def check(self) -> None:
-        """Invariants, for tests: a job's progress is the sum over its leases."""
+        """Invariants, for tests: a job's progress is the sum over its leases, and a model's leases are counted."""
+        assert self.models == Counter(lease.model for lease in self.values())
         assert self._running.keys() == self._by_job.keys()
         for job_id, held in self._by_job.items():
             parts = [lease.running for lease in held.values()]

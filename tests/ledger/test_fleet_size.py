@@ -168,7 +168,7 @@ def test_what_a_replica_asks_each_second_looks_at_no_job_that_has_ended(ledger: 
 def test_leases_are_found_by_job_and_by_end() -> None:
     leases = ActiveLeases()
     for number in range(6):
-        leases[f"l{number}"] = ActiveLease(f"job-{number % 2}", number, "a", 10.0 + number)
+        leases[f"l{number}"] = ActiveLease(f"job-{number % 2}", "m", number, "a", 10.0 + number)
     assert [lease.slice_id for lease in leases.of("job-1")] == [1, 3, 5]
     leases["l0"].expires_at_s = 30.0  # renewed
     leases.discard("l1")

@@ -1,0 +1,81 @@
+"""Rates that estimates take: what was done in which hour, in how much time of work."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from jobs.ledger.ledger import Ledger
+from jobs.spec import LeaseProgress, PartStats
+from jobs.testing import scripted_plan
+from jobs.usage import Usage
+
+HOUR_S = 3600.0
+NOW_S = 1_000_000 * HOUR_S
+USED = {"prompt_tokens": 400, "output_tokens": 80}  # of a slice of 4 rows
+
+
+@pytest.fixture
+def ledger() -> Ledger:
+    return Ledger(Path(":memory:"), Path("/state/jobs"), lease_s=60.0, now_s=NOW_S, new_server=True)
+
+
+def enter(ledger: Ledger, name: str, slices: int, model: str = "scripted") -> str:
+    return ledger.submit(scripted_plan(name, 4 * slices, 4, model=model), new=True)[0].id
+
+
+def work(ledger: Ledger, from_s: float, slices: int, slice_s: int, stats: PartStats, model: str = "scripted") -> float:
+    """One replica with a heartbeat each second. Returns the time after."""
+    for number in range(slices):
+        begin_s = from_s + number * slice_s
+        lease = ledger.lease(model, model, begin_s)
+        assert lease is not None
+        for second in range(1, slice_s):
+            ledger.heartbeat(model, [LeaseProgress(lease_id=lease.lease_id)], begin_s + second)
+        ledger.commit(lease.lease_id, lease.job.id, lease.slice.slice_id, stats, begin_s + slice_s)
+    end_s = from_s + slices * slice_s
+    ledger.expire(end_s)
+    return end_s
+
+
+def harvested(ledger: Ledger, model: str = "scripted") -> list[tuple[float, int, int]]:
+    """Hour since the start, tokens, and busy seconds to ten."""
+    lines = [line for line in ledger.table("harvest").to_pylist() if line["model"] == model]
+    return sorted(((line["hour_s"] - NOW_S) / HOUR_S, line["tokens"], round(line["busy_s"], -1)) for line in lines)
+
+
+def test_a_retry_counts_with_its_tokens_and_its_time_in_its_own_hour(ledger: Ledger) -> None:
+    job_id = enter(ledger, "docs", 4)
+    work(ledger, NOW_S, 4, 50, PartStats(rows_error=4, **USED))
+    ledger.retry(job_id, NOW_S + HOUR_S)
+    work(ledger, NOW_S + HOUR_S, 4, 100, PartStats(generation=1, rows_ok=4, **USED, replaced=Usage(**USED)))
+    assert harvested(ledger) == [(0, 4 * 480, 200), (1, 4 * 480, 400)]
+    enter(ledger, "next", 1)
+    work(ledger, NOW_S + 2 * HOUR_S, 1, 50, PartStats(rows_ok=4, **USED))
+    assert harvested(ledger) == [(0, 4 * 480, 200), (1, 4 * 480, 400), (2, 480, 50)]
+
+
+def test_rows_of_a_slice_that_was_given_back_count_in_the_hour_in_which_they_were_done(ledger: Ledger) -> None:
+    enter(ledger, "docs", 1)
+    lease = ledger.lease("scripted", "scripted", NOW_S)
+    assert lease is not None
+    for second in range(1, 51):
+        ledger.heartbeat("scripted", [LeaseProgress(lease_id=lease.lease_id)], NOW_S + second)
+    ledger.keep(lease.lease_id, PartStats(rows_ok=2, prompt_tokens=200, output_tokens=40), NOW_S + 50)
+    ledger.expire(NOW_S + 50)
+    work(ledger, NOW_S + HOUR_S, 1, 20, PartStats(rows_ok=4, **USED))
+    assert harvested(ledger) == [(0, 240, 50), (1, 240, 20)]
+
+
+def test_time_in_which_only_another_model_has_work_is_not_counted(ledger: Ledger) -> None:
+    enter(ledger, "long", 1, model="other")
+    other = ledger.lease("b", "other", NOW_S)
+    assert other is not None
+    for number in range(3):
+        enter(ledger, f"short-{number}", 1)
+        now_s = work(ledger, NOW_S + 100 * number, 1, 20, PartStats(rows_ok=4, **USED))
+        for second in range(1, 80):
+            ledger.heartbeat("b", [LeaseProgress(lease_id=other.lease_id)], now_s + second)
+    assert harvested(ledger) == [(0, 3 * 480, 60)]
+    assert harvested(ledger, "other") == [(0, 0, 280)]
