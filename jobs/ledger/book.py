@@ -60,8 +60,8 @@ class JobBook:
     def write_learnt(self) -> None:
         """Write rates, answer lengths and device hours that are not in the store yet."""
         if self.forecast.is_new:
-            with self.store.transaction():
-                self.forecast.write()
+            with self.forecast.transaction(learnt=True):
+                pass
 
     # -- jobs ---------------------------------------------------------------------------------------------------------------------
 
@@ -121,10 +121,8 @@ class JobBook:
     def change(self, record: JobRecord, target: JobState, now_s: float, message: str | None) -> JobView:
         """Move a job to ``target``, unless it is there. Raises `StateError` for a forbidden transition."""
         if record.state is not target:
-            with self.store.transaction():
+            with self.forecast.transaction(now_s, learnt=target in ENDED):
                 values = self.write_state(record, target, now_s, message)
-                if target in ENDED:
-                    self.forecast.write(now_s)
             self.took(record, values)
         return self.view(record)
 

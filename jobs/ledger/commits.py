@@ -62,9 +62,8 @@ class Commits:
         again = min(lease.kept[ERROR], record.row["errors_judged"]) if lease is not None and lease.generation else 0
         judged = {name: record.row[name] - again for name in ("rows_judged", "errors_judged")}
         goes_on = record.state in ACTIVE and record.row["message"] is not None  # the job works again, whatever it waited for
-        with book.store.transaction():
+        with book.forecast.transaction(now_s, learnt=book.forecast.is_due(now_s)):
             counted = self._count("finish_slice", record, slice_id, stats, old, now_s, replaces=lease is not None)
-            book.forecast.write_due(now_s)
             if again:
                 book.run("set_judged", [*judged.values(), record.spec.id])
             if goes_on:

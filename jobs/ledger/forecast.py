@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 from jobs.config import DeadlineConfig
@@ -27,6 +28,7 @@ class JobForecast:
     """Used by the one thread of the ledger."""
 
     def __init__(self, store: Store, leases: ActiveLeases, config: DeadlineConfig, now_s: float) -> None:
+        self._store = store
         self._leases = leases
         self._config = config
         self._harvest = HarvestLog(store, now_s)
@@ -67,18 +69,25 @@ class JobForecast:
         self._harvested.add(record.spec, spent, stats, now_s)
         self._is_new = True
 
-    def write_due(self, now_s: float) -> None:
-        """Write what was learnt, if that was not done for a while. Call within a transaction."""
-        if self._is_new and not 0.0 <= now_s - self._written_at_s < WRITE_S:
-            self.write(now_s)
+    def is_due(self, now_s: float) -> bool:
+        """Whether something was learnt that should be written now."""
+        return self._is_new and not 0.0 <= now_s - self._written_at_s < WRITE_S
 
-    def write(self, now_s: float | None = None) -> None:
-        """Call within a transaction."""
-        self._harvest.write()
-        self._harvested.write()
-        self._lengths.write()
-        self._is_new = False
-        self._written_at_s = self._written_at_s if now_s is None else now_s
+    @contextmanager
+    def transaction(self, now_s: float | None = None, *, learnt: bool) -> Iterator[None]:
+        """A transaction of the store; with ``learnt`` also of what was learnt, which stays in memory until the store has it."""
+        with self._store.transaction():
+            yield
+            if learnt:
+                self._harvest.write()
+                self._harvested.write()
+                self._lengths.write()
+        if learnt:
+            self._harvest.wrote()
+            self._harvested.wrote()
+            self._lengths.wrote()
+            self._is_new = False
+            self._written_at_s = self._written_at_s if now_s is None else now_s
 
     @property
     def is_new(self) -> bool:

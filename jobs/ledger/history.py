@@ -77,6 +77,9 @@ class HarvestLog:
         """Call within a transaction."""
         for (model, hour_s), counts in self._new.items():
             self._store.run("add_harvest", [model, hour_s, *counts])
+
+    def wrote(self) -> None:
+        """Forget what `write` wrote, once its transaction has ended."""
         self._new.clear()
 
     def spans(self, model: str, now_s: float) -> list[Span]:
@@ -105,6 +108,9 @@ class HarvestedLog:
         """Call within a transaction."""
         for (day, job_id, currency), (job, counts, cost) in self._new.items():
             self._store.run("add_harvested", [day, job_id, job.owner, job.model, *counts, cost, currency])
+
+    def wrote(self) -> None:
+        """Forget what `write` wrote, once its transaction has ended."""
         self._new.clear()
 
 
@@ -153,6 +159,9 @@ class LengthBook:
         """Keep what was learnt. Call within a transaction."""
         for key, job in self._new.items():
             self._write(key, job, self.of(job))
+
+    def wrote(self) -> None:
+        """Forget what `write` wrote, once its transaction has ended."""
         self._new.clear()
 
     def _write(self, key: str, job: JobSpec, lengths: Lengths) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from test_ledger import FullDisk
 
+from connectors.errors import StorageError
 from jobs.ledger.ledger import Ledger
 from jobs.spec import LeaseProgress, PartStats
 from jobs.testing import scripted_plan
@@ -79,3 +81,24 @@ def test_time_in_which_only_another_model_has_work_is_not_counted(ledger: Ledger
             ledger.heartbeat("b", [LeaseProgress(lease_id=other.lease_id)], now_s + second)
     assert harvested(ledger) == [(0, 3 * 480, 60)]
     assert harvested(ledger, "other") == [(0, 0, 280)]
+
+
+def test_what_a_full_disk_refuses_is_written_later(ledger: Ledger) -> None:
+    """The third commit is the first that is due to write what was learnt, and its own part is learnt after it."""
+    enter(ledger, "docs", 4)
+    stats = PartStats(rows_ok=4, **USED, device_s=900.0, cost=2.0, currency="EUR", lengths=((7, 12, 4),))
+    now_s = work(ledger, NOW_S, 2, 2, stats)
+    lease = ledger.lease("scripted", "scripted", now_s + 10)
+    assert lease is not None
+    disk = FullDisk(ledger)
+    for second in (11, 12):
+        with pytest.raises(StorageError, match="No space left on device"):
+            ledger.commit(lease.lease_id, lease.job.id, lease.slice.slice_id, stats, now_s + second)
+    disk.full = False
+    ledger.commit(lease.lease_id, lease.job.id, lease.slice.slice_id, stats, now_s + 13)
+    work(ledger, now_s + 13, 1, 2, stats)
+    (line,) = ledger.table("harvested").to_pylist()
+    assert (line["rows"], line["prompt_tokens"], line["gpu_hours"], line["cost"]) == (16, 1600, 1.0, 8.0)
+    assert sum(line["rows"] for line in ledger.table("harvest").to_pylist()) == 16
+    assert sum(line["rows"] for line in ledger.table("lengths").to_pylist()) == 16
+    ledger.check()

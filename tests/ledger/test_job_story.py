@@ -217,12 +217,15 @@ def test_busy_time_is_added_up_by_the_hour_and_a_gap_counts_for_a_minute(tmp_pat
         log.mark("m", start_s + after_s, busy=busy)
     log.add("m", 5, 700, start_s + 930.0)
     log.write()
+    log.wrote()
     log.mark("m", start_s + 950.0, busy=True)
     log.add("m", 1, 40, start_s + 950.0)
     log.write()
+    log.wrote()
     log.mark("m", start_s + 949.0, busy=True)
     log.add("m", 1, 60, start_s + HOUR_S)
     log.write()
+    log.wrote()
     assert log.spans("m", start_s + HOUR_S) == [Span(120.0, 740)], "10 s, a minute for the gap, 30 s and 20 s; then no time at all"
     assert log.spans("n", start_s) == []
     store.close()
