@@ -18,12 +18,18 @@ class Rate:
         self._samples: deque[tuple[float, int, int]] = deque()
         self._spans: deque[Span] = deque(maxlen=SPANS)
         self._span_from: tuple[float, int] | None = None
+        self._outages = 0
 
-    def add(self, now_s: float, rows: int, tokens: int) -> None:
-        """Record the totals reached by ``now_s``. A total that went back (a lease was lost) starts a new window."""
-        if self._samples and (rows < self._samples[-1][1] or tokens < self._samples[-1][2]):
+    def add(self, now_s: float, rows: int, tokens: int, *, outages: int = 0) -> None:
+        """Record the totals reached by ``now_s``. A new window starts where a total went back (a lease was lost), or after an outage.
+
+        ``outages``: how many there were so far. The time of one says nothing of the rate; spans that ended before it stay.
+        """
+        went_back = bool(self._samples) and (rows < self._samples[-1][1] or tokens < self._samples[-1][2])
+        if went_back or outages != self._outages:
             self._samples.clear()
             self._span_from = None
+        self._outages = outages
         self._samples.append((now_s, rows, tokens))
         while len(self._samples) > 2 and now_s - self._samples[0][0] > WINDOW_S:
             self._samples.popleft()

@@ -43,8 +43,8 @@ class JobForecast:
     def sample(self, record: JobRecord, now_s: float) -> None:
         """Record how far a job is, after a heartbeat or a commit."""
         self._now_s = now_s
-        record.rate.add(now_s, *self._so_far(record))
         self._harvest.mark(record.spec.model, now_s, busy=True)
+        record.rate.add(now_s, *self._so_far(record), outages=self._harvest.outages(record.spec.model))
         self._is_new = True
 
     def _so_far(self, record: JobRecord) -> tuple[int, int]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Container, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
 from jobs.forecast.finish import Span
 from jobs.forecast.lengths import Counted, Lengths
+from jobs.forecast.rate import WINDOW_S
 from jobs.ledger.store.contract import Store
 from jobs.spec import JobSpec, LengthBand, PartStats, Spent
 from jobs.tasks.spec import Task
@@ -47,6 +49,8 @@ class HarvestLog:
         self._store = store
         self._new: dict[tuple[str, float], list[float]] = {}  # rows, tokens and busy seconds by model and hour, not written yet
         self._marked_at_s: dict[str, float] = {}
+        self._idle_from_s: dict[str, float] = {}  # by model of which no slice is leased, when one last was
+        self._outages: Counter[str] = Counter()  # by model
         store.run("forget_harvest", [now_s - KEEP_DAYS * 24 * HOUR_S])
 
     def mark(self, model: str, now_s: float, *, busy: bool) -> None:
@@ -54,10 +58,16 @@ class HarvestLog:
         before_s = self._marked_at_s.get(model)
         if before_s is not None:
             self._add(model, now_s, [0, 0, max(0.0, min(now_s - before_s, GAP_S))])
-        if busy:
-            self._marked_at_s[model] = now_s
-        else:
-            self._marked_at_s.pop(model, None)
+        if not busy:
+            self._idle_from_s[model] = self._marked_at_s.pop(model, now_s)
+            return
+        self._marked_at_s[model] = now_s
+        if now_s - self._idle_from_s.pop(model, now_s) > WINDOW_S:
+            self._outages[model] += 1
+
+    def outages(self, model: str) -> int:
+        """How often no slice of ``model`` was leased for longer than rates look back: its jobs had no work or no replica."""
+        return self._outages[model]
 
     def idle(self, leased: Container[str], now_s: float) -> None:
         """Record that from now on slices of the models in ``leased`` are leased at most."""

@@ -1,4 +1,4 @@
-"""Rates that estimates take: what was done in which hour, in how much time of work."""
+"""Rates that estimates take: what was done in which hour, in how much time of work, and what an outage leaves of them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from test_ledger import FullDisk
 
 from connectors.errors import StorageError
 from jobs.ledger.ledger import Ledger
-from jobs.spec import LeaseProgress, PartStats
+from jobs.spec import JobChange, LeaseProgress, PartStats
+from jobs.states import JobState
 from jobs.testing import scripted_plan
 from jobs.usage import Usage
 
@@ -102,3 +103,25 @@ def test_what_a_full_disk_refuses_is_written_later(ledger: Ledger) -> None:
     assert sum(line["rows"] for line in ledger.table("harvest").to_pylist()) == 16
     assert sum(line["rows"] for line in ledger.table("lengths").to_pylist()) == 16
     ledger.check()
+
+
+def test_an_outage_does_not_slow_the_rate_of_a_job(ledger: Ledger) -> None:
+    job_id = enter(ledger, "docs", 400)
+    stats = PartStats(rows_ok=4, **USED)
+    now_s = work(ledger, NOW_S, 20, 10, stats)
+    now_s = work(ledger, now_s + 2 * HOUR_S, 3, 10, stats)
+    view = ledger.show(job_id)
+    assert view.eta_s == pytest.approx(377 * 10.0, rel=0.05)
+    assert view.offline_tokens_per_s == pytest.approx(48.0, rel=0.1)
+
+
+def test_a_job_that_waits_behind_others_keeps_its_slow_rate(ledger: Ledger) -> None:
+    job_id = enter(ledger, "docs", 400)
+    stats = PartStats(rows_ok=4, **USED)
+    now_s = work(ledger, NOW_S, 20, 10, stats)
+    enter(ledger, "heavy", 30)
+    ledger.adjust("heavy", JobChange(weight=1000.0))
+    now_s = work(ledger, now_s, 30, 10, stats)
+    assert ledger.show("heavy").state is JobState.COMPLETED
+    work(ledger, now_s, 1, 10, stats)
+    assert ledger.show(job_id).eta_s == pytest.approx(379 * 510 / 21, rel=0.05)
