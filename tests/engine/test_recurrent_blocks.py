@@ -31,8 +31,8 @@ PROMPT = 6000  # tokens: eleven blocks and some
 class Known(LatencyModel):
     """Every step takes 6 ms and 40 us for each of its tokens."""
 
-    ready = True  # type: ignore[assignment]
-    margin = 1.0  # type: ignore[assignment]
+    ready = True
+    margin = 1.0
 
     def predict(self, load: StepLoad) -> float:
         return 0.006 + 40e-6 * load.tokens

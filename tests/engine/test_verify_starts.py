@@ -21,6 +21,7 @@ from harvester.errors import ConfigError, EngineError, EngineStartError
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # vLLM's own
     from harvester.engine.verify import whole
+    from harvester.engine.verify.tokens import pressed_tokens, stock_tokens
     from harvester.engine.vllm.frontend.client import HarvestLLM
 
 pytestmark = pytest.mark.engine
@@ -70,7 +71,7 @@ def verified(answers: Mapping[Any, Any], state: Path, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("error", [EngineStartError("vLLM did not start"), ConfigError("refused")], ids=["start", "refused"])
 def test_an_engine_that_does_not_start_turns_nothing_off(error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = {whole.stock_tokens: Stock([], [], 0.0, 32, 190), whole.pressed_tokens: error, whole.measure: error}
+    answers = {stock_tokens: Stock([], [], 0.0, 32, 190), pressed_tokens: error, whole.measure: error}
     found, config = verified(answers, tmp_path, monkeypatch)
     assert [one["ok"] for one in found["parts"]] == [None] * 4
     assert not found["ok"], "nothing was found right"
@@ -80,7 +81,7 @@ def test_an_engine_that_does_not_start_turns_nothing_off(error: Exception, tmp_p
 
 def test_an_engine_that_dies_fails_its_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     error = EngineError("the vLLM engine died")
-    answers = {whole.stock_tokens: Stock([], [], 0.0, 32, 190), whole.pressed_tokens: error, whole.measure: error}
+    answers = {stock_tokens: Stock([], [], 0.0, 32, 190), pressed_tokens: error, whole.measure: error}
     found, config = verified(answers, tmp_path, monkeypatch)
     assert [one["ok"] for one in found["parts"]] == [False] * 4
     assert (config.schedule.safepoints, config.schedule.budget, config.checkpoint.enabled) == ("off", "fixed", False)

@@ -24,7 +24,7 @@ def _run(checkpoints: bool) -> Run:
         engine = kv | {"skip_tokenizer_init": True, "dtype": "float32" if run_config.cpu else "bfloat16"}
         subject = Subject(config, str(small_model()), embedded=False, cpu=run_config.cpu, engine=engine)
         stock = run_in_process(stock_tokens, subject)
-        pressed = run_in_process(pressed_tokens, subject, stock.block_tokens, stock.longest_tokens)
+        pressed = run_in_process(pressed_tokens, subject, stock.request_blocks, stock.longest_tokens)
         turns = [compare(zip(turn, stock.tokens, strict=True), stock.tops, stock.tie) for turn in pressed.turns]
         verdict = tokens_verdict(turns, stock.tie, pressed)
         done = {name: value for name, value in asdict(pressed).items() if name != "turns"}
