@@ -15,6 +15,7 @@ import typer
 from harvester.cli.client import Client
 from harvester.cli.invocation import Invocation, command
 from harvester.cli.server.local import serving
+from harvester.cli.table import visible
 from harvester.errors import EngineError, HarvesterError, NoReplicaError, from_json
 
 NO_REPLICA_TRIES, NO_REPLICA_WAIT_S = 30, 1.0
@@ -78,7 +79,7 @@ def _converse(here: Invocation, client: Client, model: str, messages: list[Messa
             answer = _ask(here, client, model, messages, max_tokens)
         except EngineError as error:
             messages.pop()
-            print(f"error: {error.message}", file=sys.stderr)
+            print(f"error: {visible(error.message, is_one_line=False)}", file=sys.stderr)
             continue
         messages.append({"role": "assistant", "content": answer.content})
 
@@ -134,7 +135,8 @@ def stream_answer(client: Client, body: dict[str, Any], show: bool) -> ChatAnswe
                 ttft_ms = _since_ms(began_s)
             if show:
                 line = "\n" if said and (reasoning or thought) and not content else ""
-                print(thought, line, said, sep="", end="", flush=True)
+                told = f"{thought}{line}{said}"
+                print(visible(told, is_one_line=False) if sys.stdout.isatty() else told, end="", flush=True)
             reasoning += [thought] if thought else []
             content += [said] if said else []
     thinking = "".join(reasoning) if reasoning else None

@@ -15,6 +15,7 @@ import typer
 
 from harvester.cli.client import Client, ServerInfo
 from harvester.cli.shared import DebugOption, JsonOption, StateOption, UrlOption, remember
+from harvester.cli.table import visible
 from harvester.client_environment import default_state_dir, default_url
 from harvester.errors import HarvesterError, StorageError, UnreachableError, UsageError
 from jobs.storage.folder import StateFolder
@@ -76,7 +77,7 @@ class Invocation:
 
     def print_json(self, value: object) -> None:
         """One JSON object, on one line, at once."""
-        print(json.dumps(value, ensure_ascii=False, default=str), flush=True)
+        print(visible(json.dumps(value, ensure_ascii=False, default=str)), flush=True)
 
 
 def server_file(state_dir: Path) -> dict[str, Any]:

@@ -69,7 +69,9 @@ def _fail(ctx: Any, line: str) -> None:
     sys.stdout.flush()
     if ctx.meta.get("harvester.debug"):
         traceback.print_exc()
-    print(line, file=sys.stderr)
+    from harvester.cli.table import visible  # only here: it is not needed to start
+
+    print(visible(line, is_one_line=False), file=sys.stderr)
 
 
 app = typer.Typer(

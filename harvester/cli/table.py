@@ -1,12 +1,14 @@
-"""Rows as aligned text or as a Markdown table."""
+"""Rows as aligned text or as a Markdown table, and text of others as a terminal may show it."""
 
 from __future__ import annotations
 
+import codecs
+import io
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from rich.cells import cell_len, set_cell_size
 
@@ -16,6 +18,32 @@ if TYPE_CHECKING:  # a list of jobs does not need it
 MAX_CELL = 60  # columns on the screen that one value may take
 MIN_CELL = 8  # below that a column is left out
 GAP = 2
+# C0, DEL and C1: a terminal obeys them. The last two may stand in JSON as they are, so they become what JSON reads back.
+_CONTROLS = {code: f"\\x{code:02x}" for code in range(0x20)} | {code: f"\\u{code:04x}" for code in range(0x7F, 0xA0)}
+_LINES = {code: shown for code, shown in _CONTROLS.items() if chr(code) not in "\n\t"}
+
+
+def visible(text: str, *, is_one_line: bool = True) -> str:
+    """``text`` with its control characters written out (``\\x1b``), so that no terminal obeys them.
+
+    ``is_one_line``: line feeds and tabs too.
+    """
+    return text.translate(_CONTROLS if is_one_line else _LINES)
+
+
+class Screen(io.RawIOBase):
+    """Writes UTF-8 to a terminal, with control characters made `visible` except line feeds and tabs."""
+
+    def __init__(self, out: IO[bytes]) -> None:
+        self._out = out
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self._out.write(visible(self._decoder.decode(bytes(data)), is_one_line=False).encode())
+        return len(data)
 
 
 def screen_columns() -> int | None:
@@ -29,6 +57,7 @@ def render(names: Sequence[str], rows: Sequence[Sequence[str]], right: Iterable[
     Where they do not fit ``screen`` columns, the widest become narrower; then the last are left out, and a line says which.
     """
     to_right = set(right)
+    names, rows = [visible(name) for name in names], [[visible(value) for value in row] for row in rows]
     widths = [max(map(cell_len, column)) for column in zip(names, *rows, strict=True)]
     kept = widths if screen is None else fitted(widths, screen)
     for row in (names, ["─" * width for width in kept], *rows):
@@ -105,6 +134,8 @@ def _pad(value: str, width: int, to_right: bool) -> str:
 
 
 def clip(value: str, columns: int) -> str:
+    """`visible`, and cut to ``columns`` on the screen."""
+    value = visible(value)
     return value if cell_len(value) <= columns else set_cell_size(value, columns - 1).rstrip() + "…"
 
 

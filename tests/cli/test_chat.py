@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 
-from harvester.cli.chat import _converse, events
+from harvester.cli.chat import _converse, events, stream_answer
 from harvester.cli.client import Client
 from harvester.cli.invocation import Invocation
 from harvester.errors import EngineError, HarvesterError, UsageError
@@ -28,6 +29,19 @@ def test_an_answer_may_hold_what_ends_a_line_elsewhere(cli, server):
     result = cli("chat", "hi")
     assert result.exit_code == 0, result.output
     assert "one\u2028two\x85three" in result.stdout
+
+
+@pytest.mark.parametrize("on_terminal", [False, True], ids=["pipe", "terminal"])
+def test_a_terminal_shows_what_it_would_obey_of_an_answer(server, monkeypatch, capsys, on_terminal):
+    pieces = [{"reasoning": "\x1b[2J"}, {"content": "\x1b"}, {"content": "]52;c;aGk=\x07\n\tdone\x9b"}]
+    server.chat[1:3] = [f"data: {json.dumps({'choices': [{'delta': piece}]})}\n\n" for piece in pieces]
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: on_terminal)
+    with Client(server.url) as client:
+        answer = stream_answer(client, {"model": "tiny"}, show=True)
+    exact = "\x1b[2J\n\x1b]52;c;aGk=\x07\n\tdone\x9b"
+    shown = "\\x1b[2J\n\\x1b]52;c;aGk=\\x07\n\tdone\\u009b"
+    assert capsys.readouterr().out == (shown if on_terminal else exact)
+    assert f"{answer.reasoning}\n{answer.content}" == exact
 
 
 def test_another_model_can_be_asked(cli, server):

@@ -6,9 +6,11 @@ import pyarrow as pa
 import pytest
 from rich.cells import cell_len
 
+from harvester.cli.job.submit.text import job_lines, job_table, progress_line
 from harvester.cli.job.viewed import few_columns, summary, viewed
-from harvester.cli.table import fitted, text_table
+from harvester.cli.table import clip, fitted, markdown_table, text_table
 from jobs.forecast.duration import seconds_of
+from tests.fakes.http_server import job_view
 
 ROWS = [
     {"row_id": 0, "title": "a" * 50, "output": "b" * 300, "status": "ok", "error_code": None, "error_message": None, "attempts": 1},
@@ -73,3 +75,44 @@ def test_times_that_python_has_no_value_for_are_shown():
 )
 def test_a_duration_has_one_form_everywhere(text, seconds):
     assert seconds_of(text) == seconds
+
+
+# Copies to the clipboard; clears the screen; the same by one character of C1; goes back; deletes.
+OBEYED = "\x1b]52;c;aGk=\x07 \x1b[2J \x9b2J \b \x7f"
+
+
+def is_obeyed(shown: str) -> bool:
+    return any((ord(letter) < 0x20 and letter != "\n") or 0x7F <= ord(letter) < 0xA0 for letter in shown)
+
+
+@pytest.mark.parametrize("is_wide", [False, True])
+def test_a_table_shows_what_a_terminal_would_obey(is_wide):
+    found = batch([{OBEYED: 1, "output": OBEYED, "status": "error", "error_message": OBEYED}])
+    shown = "".join(viewed([found], found.schema, is_wide=is_wide, screen=300))
+    assert not is_obeyed(shown)
+    assert r"\x1b]52;c;aGk=\x07 \x1b[2J \u009b2J \x08 \u007f" in shown
+
+
+def test_the_end_of_a_job_shows_what_a_terminal_would_obey():
+    rows = [{**ROWS[0], "output": OBEYED}, {**ROWS[1], "error_code": "\x1bc", "error_message": OBEYED}]
+    shown = "\n".join(summary([batch(rows)]))
+    assert r"  \x1b]52;" in shown
+    assert r"  1 x \x1bc: \x1b]52;" in shown
+    assert not is_obeyed(shown)
+
+
+def test_what_a_job_tells_shows_what_a_terminal_would_obey():
+    view = job_view(id="docs-7f3a", state="failed", source=OBEYED, message=f"no table\n{OBEYED}", notes=[OBEYED])
+    for lines in (list(job_lines(view)), list(job_table([view])), [progress_line(view)]):
+        assert not is_obeyed("".join(lines))
+        assert r"\x1b]52;c;aGk=" in "".join(lines)
+    assert len([line for line in job_lines(view) if "\n" in line]) == 0
+
+
+def test_a_value_with_control_characters_is_cut_by_what_it_takes_on_the_screen():
+    assert clip("\x1b" * 10, 12) == r"\x1b\x1b\x1"[:11] + "…"
+
+
+def test_a_table_for_a_file_holds_the_values_as_they_are():
+    found = batch([{"output": OBEYED}])
+    assert OBEYED in "".join(markdown_table(found.schema, [found]))

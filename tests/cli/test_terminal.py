@@ -110,6 +110,18 @@ def test_a_reader_that_leaves_early_is_no_error(job, words):
     assert (done.stdout[10:].strip(), done.stderr) == ("0", "")
 
 
+@pytest.mark.parametrize("shape", ["csv", "jsonl"])
+def test_rows_on_a_terminal_cannot_give_it_orders(state, shape):
+    query = "select concat('ü', chr(27), ']52;c;aGk=', chr(7), chr(155), '2J', chr(127)) as x"
+    env = {"HARVESTER_STATE": str(state), "HARVESTER_URL": "http://127.0.0.1:9", "COLUMNS": "120"}
+    shown = on_a_terminal([*HARVESTER, "sql", query, "-f", shape], env)
+    assert "ü" in shown
+    assert "]52;c;aGk=" in shown
+    assert [letter for letter in shown if letter in "\x1b\x07\x9b\x7f"] == []
+    done = subprocess.run([*HARVESTER, "sql", query, "-f", shape], capture_output=True, text=True, env=os.environ | env)
+    assert "\x9b" in done.stdout  # what is piped is exact
+
+
 def quoted(word: str) -> str:
     return "'" + word.replace("'", "'\\''") + "'"
 

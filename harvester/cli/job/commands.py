@@ -25,6 +25,7 @@ from harvester.cli.job.submit.text import job_lines
 from harvester.cli.request import build_request, read_schema, read_template_kwargs, read_thinking, task_options
 from harvester.cli.server.local import serving
 from harvester.cli.slow import said_if_slow
+from harvester.cli.table import visible
 from harvester.errors import HarvesterError
 from jobs.spec import JobRequest, JobView, OnLong
 from jobs.states import ENDED
@@ -165,11 +166,11 @@ def _as_json(view: JobView, created: bool) -> dict[str, Any]:
 
 def _print_submitted(view: JobView, created: bool) -> None:
     if created:
-        print(f"Job {view.id}: {view.task} over {view.rows_total:,} rows of {view.source}, with {view.model}")
+        print(visible(f"Job {view.id}: {view.task} over {view.rows_total:,} rows of {view.source}, with {view.model}"))
     else:
         print(f"Job {view.id} already exists for this request and is {view.state}; --new makes another")
     for note in view.notes:
-        print(f"Note: {note}")
+        print(f"Note: {visible(note)}")
 
 
 def _print_next(view: JobView) -> None:

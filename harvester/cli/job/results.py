@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import IO, Annotated, cast
 
 import typer
 
@@ -18,7 +18,7 @@ from harvester.cli.job.status import SomeJobArgument, all_views, pick
 from harvester.cli.job.submit.reading import Reading, RowStream, is_elsewhere, reading, results_query
 from harvester.cli.job.viewed import ANSWERS, VIEW_ROWS, summary, viewed
 from harvester.cli.slow import said_if_slow
-from harvester.cli.table import screen_columns, text_table
+from harvester.cli.table import Screen, screen_columns, text_table
 from harvester.errors import HarvesterError, UsageError
 from jobs.states import ENDED
 
@@ -180,7 +180,8 @@ def _export(here: Invocation, source: Reading, answer: RowStream, output: Path |
     if output is None:
         if shape is Format.PARQUET and sys.stdout.isatty():
             raise UsageError("Parquet cannot be printed to a screen; write a file with -o FILE.parquet")
-        write(sys.stdout.buffer, shape, answer.schema, answer.batches)
+        out = cast("IO[bytes]", Screen(sys.stdout.buffer)) if sys.stdout.isatty() else sys.stdout.buffer
+        write(out, shape, answer.schema, answer.batches)
         sys.stdout.flush()
         return
     source.check_target(output)

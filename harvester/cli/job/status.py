@@ -16,6 +16,7 @@ from harvester.cli.job.deadline import parse_deadline
 from harvester.cli.job.progress import Views, event_of, failure, updates
 from harvester.cli.job.progress import show as show_progress
 from harvester.cli.job.submit.text import NO_SERVER, job_lines, job_table
+from harvester.cli.table import visible
 from harvester.errors import HarvesterError, NotFoundError, StorageError, UnreachableError
 from jobs.spec import JobChange, JobView
 from jobs.states import ACTIVE, ENDED, JobState
@@ -222,7 +223,7 @@ def _print_change(here: Invocation, view: JobView) -> None:
     if here.json:
         here.print_json(view.model_dump(mode="json"))
     else:
-        print(f"job {view.id} is {view.state}" + (f": {view.message}" if view.message else ""))
+        print(visible(f"job {view.id} is {view.state}" + (f": {view.message}" if view.message else "")))
 
 
 def _print_view(here: Invocation, view: JobView) -> None:

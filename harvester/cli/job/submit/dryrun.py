@@ -12,6 +12,7 @@ import pyarrow as pa
 from harvester.cli.client import Client, ServerInfo
 from harvester.cli.invocation import Invocation
 from harvester.cli.job.submit.text import duration
+from harvester.cli.table import visible
 from harvester.errors import HarvesterError
 from jobs.engine import Message
 from jobs.forecast.finish import Span
@@ -34,7 +35,7 @@ def print_estimate(here: Invocation, request: JobRequest) -> None:
     if here.json:
         here.print_json(found)
     else:
-        print(*_lines(found), sep="\n")
+        print(*map(visible, _lines(found)), sep="\n")
 
 
 def _of_folder(here: Invocation, model: str | None) -> Known:

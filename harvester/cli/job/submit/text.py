@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 
-from harvester.cli.table import render, screen_columns
+from harvester.cli.table import render, screen_columns, visible
 from jobs.spec import JobView
 from jobs.states import JobState
 
@@ -46,8 +46,8 @@ def job_lines(view: JobView) -> Iterator[str]:
         "source": view.source,
         "results": view.results,
     }
-    yield from (f"{name:<12} {value}" for name, value in facts.items())
-    yield from (f"{'note':<12} {note}" for note in view.notes)
+    yield from (f"{name:<12} {visible(value)}" for name, value in facts.items())
+    yield from (f"{'note':<12} {visible(note)}" for note in view.notes)
 
 
 def time_left(view: JobView) -> str:
@@ -82,7 +82,7 @@ def progress_line(view: JobView) -> str:
         parts.append(view.standing)
     if view.message:
         parts.append(view.message)
-    return ", ".join(parts)
+    return visible(", ".join(parts))
 
 
 def rows_done(view: JobView) -> int:
