@@ -1,10 +1,17 @@
-"""Connections that break: what was sent is not sent again, what was read is not read twice, and no job is made twice."""
+"""Connections that break: what was sent is not sent again, what was read is not read twice, and no job is made twice.
+
+And a proxy that compresses what it passes on.
+"""
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import random
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -18,6 +25,7 @@ from harvester.api import flow, stream
 from harvester.api.client import Harvester
 from harvester.api.errors import RefusedError, UnreachableError
 from harvester.api.uploads import PIECE_BYTES
+from harvester.api.wire import Address, Wire
 from tests.fakes.cutting_proxy import Proxy, cutting
 
 ROWS, ROW_BYTES = 40, 600_000
@@ -109,3 +117,47 @@ def test_rows_that_were_computed_again_meanwhile_are_not_mixed(client: Harvester
     path = f"/api/jobs/{job.id}/results"
     with pytest.raises(RefusedError, match="computed again while they were read"), client._wire.stream(path, cursor.params()):
         pass
+
+
+@contextmanager
+def compressing(body: bytes, is_asked: bool) -> Iterator[str]:
+    """A server whose every answer is ``body``, compressed with gzip where the client takes that, or where it was not ``is_asked``."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            is_gzip = not is_asked or "gzip" in self.headers.get("accept-encoding", "")
+            sent = gzip.compress(body) if is_gzip else body
+            self.send_response(200)
+            if is_gzip:
+                self.send_header("content-encoding", "gzip")
+            self.send_header("content-length", str(len(sent)))
+            self.end_headers()
+            self.wfile.write(sent)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{http.server_address[1]}"
+    finally:
+        http.shutdown()
+        thread.join()
+        http.server_close()
+
+
+@pytest.mark.parametrize("is_asked", [True, False], ids=["where it may", "always"])
+def test_rows_are_read_behind_a_proxy_that_compresses(is_asked: bool) -> None:
+    table = pa.table({"i": range(5000)})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table, max_chunksize=1000)
+    with compressing(sink.getvalue().to_pybytes(), is_asked) as url:
+        wire = Wire(Address(url, None))
+        schema, found = stream.answer_of(wire, "a")
+        assert pa.Table.from_batches(list(found), schema).equals(table)
+        with wire.stream("/any", {}) as pieces:
+            assert b"".join(pieces) == sink.getvalue().to_pybytes()
+        wire.close()
