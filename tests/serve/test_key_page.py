@@ -14,9 +14,10 @@ from axe_playwright_python.sync_playwright import Axe
 from fastapi import FastAPI
 from playwright.sync_api import Browser, Page, expect
 
+from harvester.core import Role
 from harvester.ports import free_port
 from harvester.serve.access.gate import Gate
-from harvester.serve.access.keys import KeyRing
+from harvester.serve.access.keys import KeyFile, KeyRing
 from harvester.serve.http.jobs.jobs_api import jobs_api
 from harvester.serve.http.live.broadcast import Broadcaster
 from harvester.serve.http.live.events import FrameSource
@@ -32,7 +33,13 @@ INFO = {"version": "0.1.0", "model": "tiny", "context_tokens": 512, "state": "/s
 
 
 @pytest.fixture
-def guarded(tmp_path: Path) -> Iterator[str]:
+def keys(tmp_path: Path) -> KeyFile:
+    """Keys of the server besides ``other`` and ``right``, which may do everything."""
+    return KeyFile(tmp_path / "keys.json")
+
+
+@pytest.fixture
+def guarded(tmp_path: Path, keys: KeyFile) -> Iterator[str]:
     """Address of a server with the key ``right`` and one job."""
     folder = StateFolder(tmp_path / "state")
     folder.prepare()
@@ -49,7 +56,7 @@ def guarded(tmp_path: Path) -> Iterator[str]:
     broadcaster = Broadcaster(FrameSource(no_replicas, client, INFO), every_s=0.1)
     app = FastAPI()
     add_page(app)
-    gate = Gate(KeyRing(["other", "right"]))
+    gate = Gate(KeyRing(["other", "right"], keys.path))
     app.mount("/api", jobs_api(client, JobPlanner(folder, HarvestConfig(), "tiny"), info, broadcaster=broadcaster, gate=gate))
     port = free_port()
     server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="error", lifespan="off", timeout_graceful_shutdown=1))
@@ -110,3 +117,36 @@ def test_what_a_job_becomes_is_shown_as_it_comes(page: Page, guarded: str) -> No
     answer = page.request.post(f"{guarded}/api/jobs/docs-7f3a/cancel", headers={"authorization": "Bearer other"})
     assert answer.ok
     expect(page.get_by_role("row", name="docs-7f3a").locator(".state")).to_have_text("cancelled")
+
+
+def test_a_key_that_may_not_see_jobs_is_told_so_and_another_can_be_given(page: Page, keys: KeyFile) -> None:
+    unlock(page, keys.add("chatty", [Role.CHAT]))
+    asked = page.get_by_role("dialog", name="API key")
+    expect(page.locator("#unlock-fault")).to_contain_text("key chatty has chat")
+    expect(asked).to_be_visible()
+    expect(page.locator("#link")).to_contain_text("this key may not see jobs")
+    unlock(page, "right")
+    expect(asked).to_be_hidden()
+    expect(page.locator("#link")).to_have_text("Live")
+    expect(page.get_by_role("row", name="docs-7f3a")).to_be_visible()
+
+
+def test_a_job_that_is_opened_before_the_key_is_given_is_shown_after_it(browser: Browser, guarded: str) -> None:
+    with browser.new_context() as context:
+        page = context.new_page()
+        page.set_default_timeout(20_000)
+        page.goto(f"{guarded}/#/jobs/docs-7f3a")
+        unlock(page, "right")
+        expect(page.locator("#link")).to_have_text("Live")
+        expect(page.locator("#job-facts")).to_contain_text("queued")
+        expect(page.get_by_role("button", name="Pause docs-7f3a")).to_be_visible()
+
+
+def test_the_page_says_why_the_server_refuses_it(page: Page) -> None:
+    told = {"error": {"message": "Key right is above its limit; wait 9 s.", "code": "rate_limit_exceeded"}}
+    page.route("**/api/events", lambda route: route.fulfill(status=429, json=told))
+    unlock(page, "right")
+    expect(page.locator("#link")).to_have_text("Not connected: Key right is above its limit; wait 9 s.")
+    page.unroute("**/api/events")
+    expect(page.locator("#link")).to_have_text("Live")
+    expect(page.get_by_role("row", name="docs-7f3a")).to_be_visible()

@@ -45,9 +45,9 @@ export function duration(seconds) {
 
 const KEY = "harvester-api-key";
 
-function askForKey() {
+export function askForKey(fault) {
   if ($("unlock").open) return;
-  say($("unlock-fault"), sessionStorage.getItem(KEY) === null ? "" : "The server does not know this key.");
+  say($("unlock-fault"), fault ?? (sessionStorage.getItem(KEY) === null ? "" : "The server does not know this key."));
   $("unlock").showModal();
 }
 

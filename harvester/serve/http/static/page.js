@@ -1,6 +1,6 @@
 // The page of a harvester server: which part is shown, and the stream of events behind all of them
 
-import { $, onUnlocked, reach, say } from "./base.js";
+import { $, askForKey, onUnlocked, reach, say } from "./base.js";
 import { loadTasks } from "./form.js";
 import { openJob, refresh } from "./job.js";
 import { onJobs, showJobs } from "./jobs.js";
@@ -22,7 +22,10 @@ function route() {
 
 addEventListener("hashchange", route);
 onJobs(refresh);
-onUnlocked(() => connect());
+onUnlocked(() => {
+  connect();
+  route(); // a job's page could not be read before
+});
 
 // The stream of events. Not by EventSource, which can send no key
 
@@ -67,6 +70,17 @@ async function read(body) {
   }
 }
 
+// What is shown of a refusal. A key that may not see jobs is asked for again, since another one may.
+async function refused(answer) {
+  if (answer.status === 401) return "Not connected; a key is needed";
+  const told = (await answer.json().catch(() => null))?.error;
+  if (told?.code === "insufficient_role") {
+    askForKey(told.message);
+    return "Not connected; this key may not see jobs";
+  }
+  return told?.message ? `Not connected: ${told.message}` : "Not connected; trying again";
+}
+
 async function connect() {
   stream?.abort();
   const own = (stream = new AbortController());
@@ -78,8 +92,7 @@ async function connect() {
       showLink("live", "Live");
       loadTasks().catch((error) => say($("submit-fault"), error.message));
       await read(answer.body);
-    }
-    if (answer.status === 401) lost = "Not connected; a key is needed";
+    } else lost = await refused(answer);
   } catch {
     // It ended, or nobody answers: said below.
   }
