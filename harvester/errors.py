@@ -154,8 +154,11 @@ class EngineStartError(EngineError):
 
 
 class NoReplicaError(EngineError):
+    """``retry_after_s``: seconds until one may answer."""
+
     code = "no_replica"
     http_status = 503
+    retry_after_s: float = 1.0
 
 
 class UnreachableError(HarvesterError):

@@ -6,7 +6,6 @@ import json
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -14,11 +13,11 @@ import typer
 
 from harvester.cli.client import Client
 from harvester.cli.invocation import Invocation, command
-from harvester.cli.server.local import serving
+from harvester.cli.server.local import START_S, serving
 from harvester.cli.table import visible
 from harvester.errors import EngineError, HarvesterError, NoReplicaError, from_json
 
-NO_REPLICA_TRIES, NO_REPLICA_WAIT_S = 30, 1.0
+NO_REPLICA_WAIT_S = 1.0  # at least, between two requests
 app = typer.Typer()
 
 Message = dict[str, str]
@@ -108,14 +107,20 @@ def _ask(here: Invocation, client: Client, model: str, messages: list[Message], 
 
 
 def _patient_answer(client: Client, body: dict[str, Any], show: bool) -> ChatAnswer:
-    """`stream_answer`, retried for a while if no replica answers yet. Then raises `NoReplicaError`."""
-    for tries in range(NO_REPLICA_TRIES):
-        with suppress(NoReplicaError):  # refused before its first byte, so nothing was printed
+    """`stream_answer`, asked again while no replica answers: when the server says, for `START_S` in all. Then raises `NoReplicaError`."""
+    waited_s = 0.0
+    while True:
+        try:
             return stream_answer(client, body, show)
-        if tries == 0:
-            print("No replica answers yet; asking again", file=sys.stderr, flush=True)
-        time.sleep(NO_REPLICA_WAIT_S)
-    return stream_answer(client, body, show)
+        except NoReplicaError as error:  # refused before its first byte, so nothing was printed
+            wait_s = max(error.retry_after_s, NO_REPLICA_WAIT_S)
+            if waited_s + wait_s > START_S:
+                raise
+        if waited_s == 0.0:
+            told = f"No replica answers yet; asking again in {wait_s:.0f} s, for up to {START_S / 60:.0f} min"
+            print(told, file=sys.stderr, flush=True)
+        time.sleep(wait_s)
+        waited_s += wait_s
 
 
 def stream_answer(client: Client, body: dict[str, Any], show: bool) -> ChatAnswer:

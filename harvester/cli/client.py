@@ -18,7 +18,7 @@ from pydantic import Field, ValidationError
 
 from harvester.api.wire import SUBMIT_S
 from harvester.client_environment import default_api_key
-from harvester.errors import HarvesterError, KeyRefusedError, NotFoundError, UnreachableError, UsageError, from_json
+from harvester.errors import HarvesterError, KeyRefusedError, NoReplicaError, NotFoundError, UnreachableError, UsageError, from_json
 from jobs.access.handle import HEADER, read_key, signed
 from jobs.config import PriceConfig
 from jobs.spec import JobChange, JobRequest, JobView
@@ -264,4 +264,7 @@ def _check(answer: httpx.Response) -> None:
         body = answer.json()
     except ValueError:
         body = answer.text
-    raise from_json(body, answer.status_code)
+    error, after = from_json(body, answer.status_code), answer.headers.get("retry-after", "")
+    if isinstance(error, NoReplicaError) and after.isdecimal():
+        error.retry_after_s = float(after)
+    raise error

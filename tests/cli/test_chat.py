@@ -106,17 +106,40 @@ def test_a_chat_before_the_first_replica_answers_is_asked_again(cli, server, mon
     monkeypatch.setattr("harvester.cli.chat.time.sleep", lambda seconds: server.answers.clear())
     result = cli("chat", "hi")
     assert (result.exit_code, result.stdout) == (0, "Hello\n")
-    assert result.stderr.startswith("No replica answers yet; asking again\n[first token after")
+    assert result.stderr.startswith("No replica answers yet; asking again in 1 s, for up to 15 min\n[first token after")
 
 
 def test_a_chat_that_no_replica_ever_answers_ends_with_one_line(cli, server, monkeypatch):
     server.answers["/v1/chat/completions"] = (503, AWAY)
     waits: list[float] = []
     monkeypatch.setattr("harvester.cli.chat.time.sleep", waits.append)
+    monkeypatch.setattr("harvester.cli.chat.START_S", 30.0)
     result = cli("chat", "hi")
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr.splitlines()[-1] == f"error: {AWAY['error']['message']}"
     assert sum(waits) == 30
+
+
+def test_a_chat_waits_as_long_as_the_server_says_the_model_takes_to_load(cli, server, monkeypatch):
+    server.answers["/v1/chat/completions"], server.headers["retry-after"] = (503, AWAY), "200"
+    waits: list[float] = []
+
+    def loaded_at_the_third_request(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 2:
+            server.answers.clear()
+
+    monkeypatch.setattr("harvester.cli.chat.time.sleep", loaded_at_the_third_request)
+    result = cli("chat", "hi")
+    assert (result.exit_code, result.stdout, waits) == (0, "Hello\n", [200.0, 200.0])
+    assert result.stderr.count("asking again") == 1
+    assert "asking again in 200 s, for up to 15 min" in result.stderr
+
+
+def test_a_chat_does_not_wait_for_a_model_that_takes_too_long(cli, server, monkeypatch):
+    server.answers["/v1/chat/completions"], server.headers["retry-after"] = (503, AWAY), "1000"
+    monkeypatch.setattr("harvester.cli.chat.time.sleep", lambda seconds: pytest.fail("it waited"))
+    assert cli("chat", "hi").exit_code == 1
 
 
 def test_a_stream_that_breaks_off_fails(cli, server):

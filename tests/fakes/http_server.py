@@ -37,6 +37,7 @@ class FakeServer:
     views: list[JobView] = field(default_factory=lambda: [job_view()])
     created: bool = True
     answers: dict[str, tuple[int, Any]] = field(default_factory=dict)
+    headers: dict[str, str] = field(default_factory=dict)  # of every answer
     tables: dict[str, pa.Table] = field(default_factory=dict)  # of the ledger, beside jobs and leases
     asked: list[tuple[str, str, Any]] = field(default_factory=list)
     chat: list[str] = field(default_factory=lambda: [*(f"data: {json.dumps(event)}\n\n" for event in CHAT), "data: [DONE]\n\n"])
@@ -91,7 +92,8 @@ def handler_of(fake: FakeServer) -> type[BaseHTTPRequestHandler]:
             status, answer = fake.answer(method, self.path)
             data = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
             self.send_response(status)
-            self.send_header("content-length", str(len(data)))
+            for name, value in {**fake.headers, "content-length": str(len(data))}.items():
+                self.send_header(name, value)
             self.end_headers()
             self.wfile.write(data)
 

@@ -44,6 +44,7 @@ def test_what_is_asked_of_the_model_wakes_it_and_says_when_to_come_again(path: s
     answer = asked.client.post(f"/asleep/{path}", json={"model": "m"})
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "13")
     assert answer.json()["error"]["code"] == "no_replica"
+    assert answer.json()["error"]["message"].endswith("try again in 13 s")
     assert asked.woken == [model]
 
 

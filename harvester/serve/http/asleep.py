@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import ceil
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
@@ -16,7 +17,7 @@ Wake = Callable[[str | None], float]
 ASLEEP = "/asleep/{path:path}"
 _FURTHER = "models/"  # before the name of a further model
 _HEALTHY = ("health", "ping")
-_MESSAGE = "the model is not loaded while nobody uses it; it is being loaded now: try again after the seconds of Retry-After"
+_MESSAGE = "the model is not loaded while nobody uses it; it is being loaded now: try again in {seconds} s"
 
 
 def add_asleep(app: FastAPI, wake: Wake) -> None:
@@ -43,4 +44,5 @@ def add_asleep(app: FastAPI, wake: Wake) -> None:
         route = CHAT_ROUTES.find("POST", f"/{path}")
         if route is None or route.needed == SHUT:
             raise NotFoundError(f"unknown route POST /{path[:80]}")
-        return error_answer(503, _MESSAGE, code=NoReplicaError.code, retry_after_s=wake(model))
+        wait_s = wake(model)
+        return error_answer(503, _MESSAGE.format(seconds=ceil(wait_s)), code=NoReplicaError.code, retry_after_s=wait_s)
