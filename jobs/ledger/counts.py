@@ -1,14 +1,21 @@
-"""What a ledger has done since it was opened, by model: for metrics, whose readers expect counters to begin anew with a process."""
+"""What a ledger has done since it was opened, by model: for metrics, whose readers expect counters to begin anew with a process.
+
+And what it shows of its current jobs.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
+from heapq import nlargest
 from typing import NamedTuple
 
+from jobs.ledger.record import JobRecord
 from jobs.spec import JobView
 from jobs.states import JobState
+
+OWN_ENDED, OWNERS_ENDED = 10, 200  # ended jobs that each owner sees at least, whatever others made since; and those of all owners
 
 
 class LedgerCount(StrEnum):
@@ -40,8 +47,32 @@ class LedgerCounts:
 
 
 class JobsNow(NamedTuple):
-    """The current jobs. ``states``: number of jobs by model and state. ``older``: number of ended jobs that ``views`` leaves out."""
+    """The current jobs. ``states``: number of jobs by model and state. ``older``: number of ended jobs that ``views`` leaves out.
+
+    ``owned``: number of jobs by owner; those without one are left out.
+    """
 
     views: list[JobView]
     states: Mapping[tuple[str, JobState], int]
     older: int
+    owned: Mapping[str, int]
+
+
+def made(record: JobRecord) -> tuple[float, str]:
+    """By what jobs are ordered: when they were made."""
+    return record.row["created_at_s"], record.row["id"]
+
+
+def newest(records: Iterable[JobRecord], count: int) -> list[JobRecord]:
+    """The newest ``count`` of all, and of each owner the newest up to `OWN_ENDED` and ``count``: of these the newest `OWNERS_ENDED`."""
+    by_owner: defaultdict[str | None, list[JobRecord]] = defaultdict(list)
+    for record in records:
+        by_owner[record.spec.owner].append(record)
+    shown = nlargest(count, (record for own in by_owner.values() for record in own), key=made)
+    own = [record for found in by_owner.values() for record in nlargest(min(count, OWN_ENDED), found, key=made)]
+    return list({record.row["id"]: record for record in [*shown, *nlargest(OWNERS_ENDED, own, key=made)]}.values())
+
+
+def owned(records: Iterable[JobRecord]) -> Mapping[str, int]:
+    """Number of jobs by owner."""
+    return Counter(record.spec.owner for record in records if record.spec.owner is not None)

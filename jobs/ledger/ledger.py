@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from heapq import nlargest
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +19,7 @@ from jobs.errors import NotFoundError, StateError
 from jobs.hint import Demand, SchedulingHint
 from jobs.ledger.book import JobBook
 from jobs.ledger.commits import Commits
-from jobs.ledger.counts import JobsNow
+from jobs.ledger.counts import JobsNow, made, newest, owned
 from jobs.ledger.jobfile import insert_job, write_job
 from jobs.ledger.leasing import Leasing
 from jobs.ledger.record import JobRecord
@@ -165,16 +164,16 @@ class Ledger:
 
     def jobs(self) -> list[JobView]:
         """Newest first."""
-        return [self._book.view(record) for record in sorted(self._book.jobs.values(), key=_made, reverse=True)]
+        return [self._book.view(record) for record in sorted(self._book.jobs.values(), key=made, reverse=True)]
 
     def now(self, ended: int) -> JobsNow:
-        """Views of the jobs that have not ended and of the newest ``ended`` others, newest first; the rest are only counted."""
+        """Views of the jobs that have not ended and of the `newest` ``ended`` others, newest first; the rest are only counted."""
         book = self._book
         active = [record for record in book.jobs.values() if record.state not in ENDED]
-        newest = nlargest(ended, (record for record in book.jobs.values() if record.state in ENDED), key=_made) if ended else []
-        views = [book.view(record) for record in sorted([*active, *newest], key=_made, reverse=True)]
+        over = newest((record for record in book.jobs.values() if record.state in ENDED), ended) if ended else []
+        views = [book.view(record) for record in sorted([*active, *over], key=made, reverse=True)]
         states = Counter((record.spec.model, record.state) for record in book.jobs.values())
-        return JobsNow(views, states, len(book.jobs) - len(views))
+        return JobsNow(views, states, len(book.jobs) - len(views), owned(book.jobs.values()))
 
     def show(self, job_id: str) -> JobView:
         return self._book.view(self._book.record(job_id))
@@ -291,7 +290,3 @@ class Ledger:
     def check(self) -> None:
         """Invariants, for tests."""
         self._book.check()
-
-
-def _made(record: JobRecord) -> tuple[float, str]:
-    return record.row["created_at_s"], record.row["id"]

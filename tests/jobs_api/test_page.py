@@ -14,22 +14,24 @@ import pytest
 from fastapi import FastAPI
 from test_jobs_api import INFO, Office, office, refused
 
+from harvester.core import Role
 from harvester.engine.frontend.metrics import TimeWindow
 from harvester.errors import BusyError
 from harvester.serve.access.gate import Gate
+from harvester.serve.access.identity import Identity
 from harvester.serve.access.origin import OriginCheck, known_hosts
 from harvester.serve.access.routes import OPEN, RouteTable
 from harvester.serve.access.wall import guard
 from harvester.serve.http.jobs.jobs_api import jobs_api
 from harvester.serve.http.live.broadcast import Broadcaster, Frame
-from harvester.serve.http.live.events import FrameSource, add_events
+from harvester.serve.http.live.events import FrameSource, _own_jobs, add_events
 from harvester.serve.http.live.rates import RateWindow
 from harvester.serve.http.page import POLICY, STATIC, add_page
 from harvester.serve.openai.api import openai_api
 from jobs.batches.files import FileStore
 from jobs.ledger.counts import JobsNow
 from jobs.plan.planner import JobPlanner
-from jobs.testing import DirectLedger, ManualClock
+from jobs.testing import DirectLedger, ManualClock, scripted_plan
 
 __all__ = ["office"]
 
@@ -289,6 +291,35 @@ async def test_old_jobs_that_have_ended_are_only_counted(office: Office, monkeyp
     frame = await FrameSource(no_replicas, Ledger(office), INFO)()
     listed = json.loads(frame["jobs"])
     assert ({job["id"] for job in listed["jobs"]}, listed["older"]) == ({going, *ended[-2:]}, 2)
+
+
+async def test_a_key_sees_its_own_ended_jobs_whatever_others_made_since(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("harvester.serve.http.live.events.MAX_ENDED", 3)
+    monkeypatch.setattr("jobs.ledger.counts.OWN_ENDED", 2)
+    for number, owner in enumerate(["anna"] * 5 + ["ben"] * 4):
+        plan = scripted_plan(f"{owner}-{number}", created_at_s=float(number))
+        job, _ = office.ledger.submit(plan.model_copy(update={"spec": plan.spec.model_copy(update={"owner": owner})}), new=True)
+        office.ledger.cancel(job.id, 10.0)
+    frame = await FrameSource(no_replicas, Ledger(office), INFO)()
+
+    def shown(name: str, role: Role = Role.BATCH) -> tuple[list[str], int]:
+        told = json.loads(_own_jobs(frame["jobs"], Identity(name, frozenset({role}))))
+        return [job["id"] for job in told["jobs"]], told["older"]
+
+    assert shown("anna") == (["anna-4", "anna-3"], 3)
+    assert shown("ben") == (["ben-8", "ben-7", "ben-6"], 1)
+    assert shown("carl") == ([], 0)
+    told = json.loads(frame["jobs"])
+    assert (len(told["jobs"]), told["older"]) == (5, 4)
+
+
+def test_the_ended_jobs_of_many_owners_are_bounded(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jobs.ledger.counts.OWNERS_ENDED", 3)
+    for number in range(9):
+        plan = scripted_plan(f"job-{number}", created_at_s=float(number))
+        job, _ = office.ledger.submit(plan.model_copy(update={"spec": plan.spec.model_copy(update={"owner": f"owner-{number}"})}), new=True)
+        office.ledger.cancel(job.id, 10.0)
+    assert [view.id for view in office.ledger.now(1).views] == ["job-8", "job-7", "job-6"]
 
 
 class Ledger:

@@ -50,7 +50,7 @@ class FrameSource:
         self._number = 0
 
     async def __call__(self) -> Frame:
-        told, listed = await asyncio.gather(_in_time(self._replicas()), _in_time(self._ledger.now(MAX_ENDED)))
+        told, listed = await asyncio.gather(_in_time(self._replicas), _in_time(lambda: self._ledger.now(MAX_ENDED)))
         self._number += 1
         frame, trouble = {"look": str(self._number), "server": self._server}, None
         if told is None:
@@ -65,10 +65,10 @@ class FrameSource:
         return {**frame, "trouble": json.dumps(trouble)}  # never empty: browsers drop events without data
 
 
-async def _in_time(work: Awaitable[T]) -> T | None:
+async def _in_time(work: Callable[[], Awaitable[T]]) -> T | None:
     try:
         async with asyncio.timeout(LOOK_WAIT_S):  # `wait_for` of Python 3.11 may lose a cancellation
-            return await work
+            return await work()
     except (TimeoutError, HarvesterError):
         return None
     except Exception:  # raised by Ray while a replica starts or stops; the next frame tries again
@@ -77,13 +77,16 @@ async def _in_time(work: Awaitable[T]) -> T | None:
 
 
 def _jobs(now: JobsNow) -> str:
-    """All active jobs, and the newest ended ones."""
-    return json.dumps({"jobs": [view.model_dump(mode="json", exclude=_LEFT_OUT) for view in now.views], "older": now.older})
+    """All active jobs, the newest ended ones, and the number of all jobs by owner."""
+    views = [view.model_dump(mode="json", exclude=_LEFT_OUT) for view in now.views]
+    return json.dumps({"jobs": views, "older": now.older, "owned": dict(now.owned)})
 
 
 def _own_jobs(text: str, who: Identity) -> str:
     """The viewer's own jobs from the frame that all viewers share."""
-    return json.dumps({"jobs": [job for job in json.loads(text)["jobs"] if who.owns(job["owner"])], "older": 0})
+    told = json.loads(text)
+    own = [job for job in told["jobs"] if who.owns(job["owner"])]
+    return json.dumps({"jobs": own, "older": told["owned"].get(who.name, len(own)) - len(own)})
 
 
 def add_events(app: FastAPI, broadcaster: Broadcaster, known_s: float = KNOWN_S) -> None:
