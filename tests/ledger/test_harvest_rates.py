@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from test_ledger import FullDisk
@@ -16,7 +17,7 @@ from jobs.usage import Usage
 
 HOUR_S = 3600.0
 NOW_S = 1_000_000 * HOUR_S
-USED = {"prompt_tokens": 400, "output_tokens": 80}  # of a slice of 4 rows
+USED: dict[str, Any] = {"prompt_tokens": 400, "output_tokens": 80}  # of a slice of 4 rows
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ def shared_tokens(scheduler: Any, name: str, newcomers: int) -> int:
     Who holds a block holds all before it. Blocks that only newcomers hold came out of the free ones.
     """
     blocks = scheduler.kv_cache_manager.get_blocks(name).blocks[0]
-    return scheduler.block_size * bisect_left(blocks, True, key=lambda block: block.ref_cnt <= newcomers)
+    return int(scheduler.block_size) * bisect_left(blocks, True, key=lambda block: block.ref_cnt <= newcomers)
 
 
 def _group(manager: Any) -> Group:
