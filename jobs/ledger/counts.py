@@ -55,7 +55,7 @@ class JobsNow(NamedTuple):
     views: list[JobView]
     states: Mapping[tuple[str, JobState], int]
     older: int
-    owned: Mapping[str, int]
+    owned: Mapping[str, int] = {}
 
 
 def made(record: JobRecord) -> tuple[float, str]:

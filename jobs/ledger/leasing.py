@@ -134,7 +134,6 @@ class Leasing:
         lease = ActiveLease(job_id, model, slice_id, holder, expires_at_s, generation, tuple(kept), row_count=row_count, leased_at_s=now_s)
         book.leases[lease_id] = lease.first_of(attempt)
         book.update_pending(record)
-        model = record.spec.model
         record.began = self._pass[model] = max(self._pass.get(model, 0.0), record.turn)
         record.charged_tokens = row_count * row_tokens
         record.granted = next(self._turns)

@@ -133,7 +133,7 @@ def metric_families() -> Iterable[Metric]:
     return [
         *registry.collect(),
         *SharedStateMetrics(SharedState.make()).collect(),
-        *job_metrics(JobsNow([], {}, 0, {}), {}, 0.0),
+        *job_metrics(JobsNow([], {}, 0), {}, 0.0),
         *replica_metrics([], {"": 0}, ""),
     ]
 
