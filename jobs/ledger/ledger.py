@@ -170,7 +170,7 @@ class Ledger:
         """Views of the jobs that have not ended and of the `newest` ``ended`` others, newest first; the rest are only counted."""
         book = self._book
         active = [record for record in book.jobs.values() if record.state not in ENDED]
-        over = newest((record for record in book.jobs.values() if record.state in ENDED), ended) if ended else []
+        over = newest([record for record in book.jobs.values() if record.state in ENDED], ended) if ended else []
         views = [book.view(record) for record in sorted([*active, *over], key=made, reverse=True)]
         states = Counter((record.spec.model, record.state) for record in book.jobs.values())
         return JobsNow(views, states, len(book.jobs) - len(views), owned(book.jobs.values()))
