@@ -12,6 +12,7 @@ from harvester.policy.kv.groups import KvGroups
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # vLLM's own
     from bench.harness.engine.drive import Drive
+    from harvester.engine.vllm.core import kv
     from harvester.engine.vllm.core.scheduler import HarvestScheduler
 
 pytestmark = pytest.mark.engine
@@ -121,3 +122,23 @@ def test_a_cached_prompt_that_nobody_holds_is_counted_among_what_a_chat_takes() 
     ask(drive, "B", 200)
     assert drive.step()["B"] == 200, "its beginning is cached"
     assert preempted(drive) == 1
+
+
+@pytest.mark.parametrize(
+    ("short_blocks", "max_found", "looked"),
+    [(1000, 1024, 3), (1000, 41, 2), (41, 1024, 2), (40, 1024, 1)],
+    ids=["all", "found", "enough", "one"],
+)
+def test_prompts_are_looked_up_until_enough_is_shared_or_much_is_found(
+    monkeypatch: pytest.MonkeyPatch, short_blocks: int, max_found: int, looked: int
+) -> None:
+    """Each of the three prompts shares 40 blocks."""
+    monkeypatch.setattr(kv, "MAX_FOUND", max_found)
+    drive = with_a_common_prompt(1, 500)
+    for name in "BCD":
+        ask(drive, name, 20)
+    scheduler = drive.scheduler
+    whole = scheduler.waiting.seen()
+    counted = kv.with_shared(whole, scheduler.requests, scheduler.kv_cache_manager, short_blocks)
+    assert [before.blocks - after.blocks for before, after in zip(whole, counted, strict=True)] == [40] * looked + [0] * (3 - looked)
+    assert whole.blocks - counted.blocks == 40 * looked

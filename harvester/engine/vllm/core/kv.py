@@ -12,6 +12,7 @@ from harvester.policy.waiting import WaitingView, WithFewerBlocks
 
 PROBE_BLOCKS = 16  # a group that asks for fewer for so many blocks of tokens has a bound: a state, or a ring
 MAX_LOOKED = 16  # waiting requests whose prompts are looked up in the prefix cache in a step
+MAX_FOUND = 1024  # cached blocks after which no further prompt is looked up: 16 prompts of 30,000 cached tokens would take 20 ms
 LONG_TOKENS = (1 << 24) - 1  # longer than any window
 
 
@@ -43,22 +44,30 @@ def _group(manager: Any) -> Group:
     return Group(manager.block_size, LONG_TOKENS - skipped if skipped else None, most)
 
 
-def with_shared(waiting: WaitingView, requests: Mapping[str, Any], kv_cache_manager: Any) -> WaitingView:
+def with_shared(waiting: WaitingView, requests: Mapping[str, Any], kv_cache_manager: Any, short_blocks: int) -> WaitingView:
     """``waiting``, the first of them with the KV blocks that vLLM takes from the pool to admit them.
 
     A prompt shares the blocks of its prefix that running requests hold. Cached blocks that nobody holds come out of the free ones. Asked
-    again in each step: what is shared may be gone in the next.
+    again in each step: what is shared may be gone in the next. No more are looked up once all ``short_blocks`` that lack are shared.
     """
-    counted = {one.name: min(one.blocks, _taken(requests[one.name], kv_cache_manager)) for one in islice(waiting, MAX_LOOKED)}
+    counted: dict[str, int] = {}
+    found = 0
+    for one in islice(waiting, MAX_LOOKED):
+        if short_blocks <= 0 or found >= MAX_FOUND:
+            break
+        taken, cached = _taken(requests[one.name], kv_cache_manager)
+        counted[one.name] = min(one.blocks, taken)
+        short_blocks -= one.blocks - counted[one.name]
+        found += cached
     return WithFewerBlocks(waiting, counted)
 
 
-def _taken(request: Any, kv_cache_manager: Any) -> int:
-    """As `KVCacheManager.allocate_slots` counts where the whole prompt must fit."""
+def _taken(request: Any, kv_cache_manager: Any) -> tuple[int, int]:
+    """Blocks as `KVCacheManager.allocate_slots` counts them where the whole prompt must fit, and how many were found in the cache."""
     coordinator, tokens = kv_cache_manager.coordinator, request.num_tokens
     found, cached = kv_cache_manager.empty_kv_cache_blocks.blocks, 0
     if kv_cache_manager.prefix_cache_lookup_enabled(request):
         found, cached, _ = coordinator.find_longest_cache_hit(request.block_hashes, tokens - 1)
     end = max(request.num_prompt_tokens, tokens - 1)
     asked = (request.request_id, tokens, found, 0, cached, cached, tokens)
-    return int(coordinator.get_num_blocks_to_allocate(*asked, apply_admission_cap=True, prefill_end=end))
+    return int(coordinator.get_num_blocks_to_allocate(*asked, apply_admission_cap=True, prefill_end=end)), sum(map(len, found))

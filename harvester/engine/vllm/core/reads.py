@@ -170,8 +170,9 @@ def view(
     """What the scheduler holds now; ``rows``: of its running requests."""
     manager, waiting = scheduler.kv_cache_manager, scheduler.waiting.seen()
     pool, free_blocks = manager.block_pool, manager.block_pool.get_num_free_blocks()
-    if waiting.blocks and waiting.blocks + manager.watermark_blocks + sum([one.blocks_step for one in rows]) > free_blocks:
-        waiting = with_shared(waiting, scheduler.requests, manager)
+    short_blocks = waiting.blocks + manager.watermark_blocks + sum([one.blocks_step for one in rows]) - free_blocks
+    if waiting.blocks and short_blocks > 0:
+        waiting = with_shared(waiting, scheduler.requests, manager, short_blocks)
     loading = list(scheduler.kv_holding_waiting)
     back = [r for r in loading if r.request_id in scheduler.finished_recving_kv_req_ids and not is_offline(r)]
     return EngineView(
