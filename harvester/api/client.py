@@ -58,8 +58,8 @@ class Calls(Generic[J]):
         ``adapter``: name of a LoRA adapter that the server has.
         ``schema``: a Pydantic model, whose objects `Job.results` yields, or a JSON schema. ``options``: the task's further options.
         ``name``: of an uploaded frame; the job's id begins with it. ``fields``: those of ``POST /api/jobs``, such as ``column``, ``keep``,
-        ``max_tokens``, ``temperature``, ``thinking`` ("off", "on" or a maximum of tokens; results then have a column ``reasoning``),
-        ``deadline_at_s`` or ``weight``, and those of its ``source``, such as ``where``, ``limit`` or ``table``.
+        ``max_tokens``, ``temperature``, ``deadline_at_s`` or ``weight``; also those of its ``source``, such as ``where`` or ``limit``.
+        ``thinking`` is "off", "on" or a maximum of tokens. Results then have a column ``reasoning``.
 
         Raises `RefusedError` for a wrong value, `HarvesterError` for data that cannot be read or has no rows, `UnreachableError`.
         """

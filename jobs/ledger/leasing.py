@@ -97,8 +97,9 @@ class Leasing:
             book.run("free_all")
         for job_id, slice_id, lease_id, holder, generation, row_count, attempt, *kept in book.run("leased_slices"):
             model = book.jobs[job_id].spec.model
-            lease = ActiveLease(job_id, model, slice_id, holder, now_s + lease_s, generation, tuple(kept), row_count=row_count)
-            lease.leased_at_s = now_s
+            lease = ActiveLease(
+                job_id, model, slice_id, holder, now_s + lease_s, generation, tuple(kept), row_count=row_count, leased_at_s=now_s
+            )
             book.leases[lease_id] = lease.first_of(attempt)
             self._replicas.saw(holder, now_s, model)  # a replica with enough rows asks for no lease
         for record in book.jobs.values():

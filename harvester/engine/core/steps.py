@@ -119,7 +119,7 @@ def seconds_of(step: Step, updated_s: float, now_s: float) -> float:
 
 
 def first_computed(steps: Iterable[Step], computed: dict[str, int]) -> dict[str, int]:
-    """Of each request in ``computed``, its fewest computed tokens before any of ``steps`` that was not rolled back.
+    """The fewest computed tokens of each request in ``computed`` before ``steps``. Steps that were rolled back do not count.
 
     vLLM hashes a block when its last token is known, which may be as the step after the one that fills it is planned.
     """
