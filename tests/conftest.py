@@ -51,6 +51,14 @@ _wall = _Wall()
 sys.meta_path.insert(0, _wall)
 
 
+@pytest.fixture(autouse=True)
+def _umask() -> Iterator[None]:
+    """Commands of servers set the umask of their process, which here is the one that later tests run in."""
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, Any, Any]:
     _wall.enter(collector.path)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,14 +19,6 @@ from jobs.testing import ManualClock, ScriptedEngine
 from tests.fakes.scripted_job import SLICE_ROWS, harvest, opened, planned, results, spooled_row
 
 OTHER_USER = 65534
-
-
-@pytest.fixture(autouse=True)
-def _umask() -> Iterator[None]:
-    """The command sets the umask of its process, which here is the one that the tests run in."""
-    before = os.umask(0o022)
-    yield
-    os.umask(before)
 
 
 @pytest.fixture

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,15 +28,12 @@ TABLES = {"chat": CHAT_ROUTES, "jobs": JOBS_ROUTES, "files and batches": OPENAI_
 
 
 @pytest.fixture(autouse=True)
-def _without_ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No cluster, no key of the environment; and the umask that the builder sets is taken back."""
+def _without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No cluster, and no key of the environment."""
     monkeypatch.setattr(builder, "start_ledger", lambda *given: lambda: None)
     monkeypatch.setattr(builder, "ledger_options", lambda config: {})
     for name in ("VLLM_API_KEY", "RAY_SERVE_ENABLE_HA_PROXY"):
         monkeypatch.delenv(name, raising=False)
-    before = os.umask(0o022)
-    yield
-    os.umask(before)
 
 
 def prepared(tmp_path: Path, **values: Any) -> tuple[ServeConfig, StateFolder]:

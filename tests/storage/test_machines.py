@@ -109,7 +109,7 @@ async def test_a_machine_whose_disk_is_lost_costs_the_rows_that_it_had_not_sent(
     spool = machines.head.spool(job.id, 0, 0)
     assert machines.head.mirror is not None
     async with at_work(runner):
-        await until(lambda: machines.head.mirror and (machines.head.mirror.read(spool) or b"").count(b"{") >= done)
+        await until(lambda: machines.head.mirror and (machines.head.mirror.read(spool) or b"").count(b'"row_id"') >= done)
         client.lose()
     machines.lose("a")
     machines.clock.advance(2 * LEASE_S)
