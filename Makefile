@@ -10,9 +10,10 @@ PYTHON ?= $(shell for name in python3.11 python3.12 python3 python; do $$name $(
 PY := .venv/bin/python
 PURE := $(addprefix tests/,policy sim jobs docs test_repository.py test_setup.py)
 SPREAD := $(PY) -m pytest -q -n 2 --dist worksteal
+# In CI a test that failed runs a second time, alone.
+STEADY := $(PY) -m tools.steady
 # Two files at a time, in the order given: the longest first. Starting servers and engines is most of it, and leaves a core idle.
-FILES := $(PY) -m tools.steady -n 2 --dist loadfile --no-loadscope-reorder
-ALONE := $(PY) -m tools.steady
+FILES := $(STEADY) -n 2 --dist loadfile --no-loadscope-reorder
 # Files of tests/doors with a real engine or server; LOCAL runs the others.
 DOORS = $(shell grep -lE 'mark\.(engine|serve)' tests/doors/test_*.py)
 LOCAL := $(addprefix tests/,ledger sql connectors cli jobs_api api doors storage)
@@ -32,7 +33,7 @@ pure: setup ## the tests that take seconds: no files, no processes, no engine
 
 test: setup ## run every test, the fast ones first
 	$(SPREAD) $(PURE) --cov --cov-report=
-	$(SPREAD) -m 'not engine and not serve and not long' $(LOCAL) --cov --cov-append --cov-report=
+	$(STEADY) -n 2 --dist worksteal -m 'not engine and not serve and not long' $(LOCAL) --cov --cov-append --cov-report=
 	$(SPREAD) tests/lakehouse
 	$(PY) -m coverage report --include='harvester/policy/*' --fail-under=98
 	$(PY) -m coverage report --include='jobs/*' --fail-under=98
@@ -43,7 +44,7 @@ test: setup ## run every test, the fast ones first
 test-long: long-fleet long-servers long-engines ## the long forms of the checks of make test: its three parts, one after the other
 
 long-fleet: setup ## a fleet of machines, of which some die
-	$(ALONE) -m long tests/fleet
+	$(STEADY) -m long tests/fleet
 
 long-servers: setup ## every kill of a real server, every way to scale
 	$(FILES) -m long tests/acceptance tests/serve tests/doors

@@ -1,4 +1,4 @@
-"""Run pytest over tests with real servers, and in CI a second time over the few that failed.
+"""Run pytest over tests with real servers, processes and files, and in CI a second time over the few that failed.
 
     python -m tools.steady -n 2 --dist loadfile -m 'not long' tests/serve
 
