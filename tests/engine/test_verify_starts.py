@@ -45,14 +45,17 @@ def test_a_model_of_several_groups_has_blocks_of_all_of_them(request_blocks: int
 
 
 @pytest.mark.parametrize(
-    ("blocks", "requests", "found"), [(2240, 10.0, 224), (1000, 1000 / 57, 57), (0, None, None), (80, None, None)], ids=str
+    ("blocks", "requests", "found", "kv_tokens"),
+    [(2240, 10.0, 224, 5120), (1000, 1000 / 57, 57, 8982), (1000, 1000 / 16, 16, 16_000), (0, None, None, 0), (80, None, None, 1280)],
+    ids=["seven groups", "two groups", "one group with a window", "not known", "concurrency not known"],
 )
-def test_an_engine_tells_the_blocks_that_a_request_holds(blocks: int, requests: float | None, found: int | None) -> None:
+def test_an_engine_tells_the_blocks_that_a_request_holds(blocks: int, requests: float | None, found: int | None, kv_tokens: int) -> None:
     cache = SimpleNamespace(block_size=16, num_gpu_blocks=blocks, kv_cache_max_concurrency=requests)
     step = SimpleNamespace(max_num_batched_tokens=128, max_num_seqs=12)
     model = SimpleNamespace(max_model_len=512, get_vocab_size=lambda: 4096)
     llm = SimpleNamespace(vllm_config=SimpleNamespace(scheduler_config=step, cache_config=cache), model_config=model)
-    assert HarvestLLM.sizes.fget(llm).request_blocks == found  # type: ignore[attr-defined]
+    sizes = HarvestLLM.sizes.fget(llm)  # type: ignore[attr-defined]
+    assert (sizes.request_blocks, sizes.kv_tokens) == (found, kv_tokens)
 
 
 def verified(answers: Mapping[Any, Any], state: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[str, Any], Any]:

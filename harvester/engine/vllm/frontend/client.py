@@ -96,8 +96,9 @@ class HarvestLLM(AsyncLLM):
             step.max_num_seqs,
             block_tokens,
             model.get_vocab_size(),
-            blocks * block_tokens,
-            round(blocks / requests) if blocks and requests else None,  # vLLM gives how many of the longest requests its blocks hold
+            # vLLM gives how many of the longest requests its blocks hold, of all groups of layers together
+            min(blocks * block_tokens, int(requests * model.max_model_len)) if requests else blocks * block_tokens,
+            round(blocks / requests) if blocks and requests else None,
         )
 
     @property
