@@ -229,7 +229,8 @@ class LeaseProgress(Frozen):
     rows_done: int = 0
     rows_error: int = Field(default=0, description="Rows that failed, of `rows_done`.")
     error: str | None = Field(default=None, description="Error of the row that failed last.")
-    tokens_done: int = Field(default=0, description="Prompt and output tokens.")
+    rows_found: int = Field(default=0, description="Rows that an earlier holder or a published part had, of `rows_done`.")
+    tokens_done: int = Field(default=0, description="Prompt and output tokens of the other rows done.")
     rows_unbegun: int = Field(default=0, description="Rows that its holder could give back.")
     is_late: bool = Field(default=False, description="The source is slow: its holder wants no other slice of the job before it is read.")
 

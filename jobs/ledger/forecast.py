@@ -45,6 +45,8 @@ class JobForecast:
         self._now_s = now_s
         self._harvest.mark(record.spec.model, now_s, busy=True)
         record.rate.add(now_s, *self._so_far(record), outages=self._harvest.outages(record.spec.model))
+        running = self._leases.running(record.spec.id)
+        record.row_tokens = running.tokens / running.computed if running.computed else record.row_tokens
         self._is_new = True
 
     def _so_far(self, record: JobRecord) -> tuple[int, int]:
@@ -109,9 +111,8 @@ class JobForecast:
         """Tokens left, with prompts as long as those of the rows done and answers as long as the task's rows had."""
         done = record.rows_done
         known = self._lengths.of(record.spec).spread()
-        if not done or not record.row["prompt_tokens"]:
-            running = self._leases.running(record.spec.id)  # nothing is published yet
-            return Left(rows_left * running.tokens / running.rows) if running.rows else None
+        if not done or not record.row["prompt_tokens"]:  # nothing is published yet
+            return None if record.row_tokens is None else Left(rows_left * record.row_tokens)
         prompt = record.row["prompt_tokens"] / done
         if known is None:
             return Left(rows_left * (prompt + record.row["output_tokens"] / done))

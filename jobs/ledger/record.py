@@ -23,13 +23,13 @@ _OK, _ERROR = COUNTS.index("rows_ok"), COUNTS.index("rows_error")
 
 
 class Running(NamedTuple):
-    """Progress of leases. ``rows``, and the ``errors`` among them, are in no part yet; ``tokens`` are since the leases were granted.
-
-    Of a retry they are rows that had failed: the part still has their errors.
+    """Progress of leases. ``rows``, and the ``errors`` among them, are in no part yet. Of a retry they are rows that had failed: the part
+    still has their errors. ``computed``: rows finished since the leases were granted, with ``tokens`` in all.
     """
 
     rows: int = 0
     errors: int = 0
+    computed: int = 0
     tokens: int = 0
 
 
@@ -45,6 +45,7 @@ class ActiveLease:
     generation: int = 0
     kept: tuple[int, ...] = NO_COUNTS  # of the rows in the slice's part, in the order of `COUNTS`
     rows_done: int = 0
+    rows_found: int = 0
     rows_error: int = 0
     tokens_done: int = 0
     rows_unbegun: int = 0
@@ -56,7 +57,8 @@ class ActiveLease:
     @property
     def running(self) -> Running:
         ok, errors = self.kept[_OK], self.kept[_ERROR] if self.generation == 0 else 0  # a retry asks again what had failed
-        return Running(max(0, self.rows_done - ok - errors), max(0, self.rows_error - errors), self.tokens_done)
+        computed = max(0, self.rows_done - self.rows_found)
+        return Running(max(0, self.rows_done - ok - errors), max(0, self.rows_error - errors), computed, self.tokens_done)
 
     def first_of(self, attempt: int) -> Self:
         """Set `may_split` and return self: only the first lease of a slice in its first generation may be split."""
@@ -65,8 +67,8 @@ class ActiveLease:
 
     def renew(self, item: LeaseProgress, expires_at_s: float) -> None:
         self.expires_at_s = expires_at_s
-        self.rows_done, self.rows_error, self.tokens_done = item.rows_done, item.rows_error, item.tokens_done
-        self.rows_unbegun = item.rows_unbegun
+        self.rows_done, self.rows_found, self.rows_error = item.rows_done, item.rows_found, item.rows_error
+        self.tokens_done, self.rows_unbegun = item.tokens_done, item.rows_unbegun
 
 
 class ActiveLeases(dict[str, ActiveLease]):
@@ -145,8 +147,7 @@ class ActiveLeases(dict[str, ActiveLease]):
         assert self.models == Counter(lease.model for lease in self.values())
         assert self._running.keys() == self._by_job.keys()
         for job_id, held in self._by_job.items():
-            parts = [lease.running for lease in held.values()]
-            sums = Running(sum(one.rows for one in parts), sum(one.errors for one in parts), sum(one.tokens for one in parts))
+            sums = Running(*map(sum, zip(*(lease.running for lease in held.values()), strict=True)))
             assert self._running[job_id] == sums
 
     def _changed(self, job_id: str, before: Running, after: Running) -> None:
@@ -164,6 +165,7 @@ class JobRecord:
     charged_tokens: float = 0.0  # of its last lease
     open_slices: int = 0  # that are not done
     rows_to_retry: int = 0  # failed rows in open slices of a retry: they are counted in its row, and asked again
+    row_tokens: float | None = None  # mean of the rows that its leases computed; None: of none yet
     tokens_replaced: int = 0  # tokens of the rows that retries have replaced, since the ledger was opened
     granted: int = 0  # number of its last lease, counted over all jobs
     error_example: str | None = None  # how a row of it failed last

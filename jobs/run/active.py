@@ -22,6 +22,7 @@ class ActiveSlice:
     publishing: bool = False  # it publishes the rows done, then ends by itself
     rows_waiting: int = 0
     rows_done: int = 0
+    rows_found: int = 0  # of `rows_done`, those done before this lease
     rows_error: int = 0
     error: str | None = None
     is_late: bool = False  # its source takes long: its rows are not waiting for the engine
@@ -32,6 +33,7 @@ class ActiveSlice:
         return LeaseProgress(
             lease_id=self.lease.lease_id,
             rows_done=self.rows_done,
+            rows_found=self.rows_found,
             rows_error=self.rows_error,
             error=self.error,
             tokens_done=self.tokens_done,
@@ -53,7 +55,8 @@ class ActiveSlice:
     def start(self, todo: list[int], known: Iterable[Row]) -> Feed:
         """``known``: results that an earlier holder of the slice left."""
         row_count, is_first = self.lease.slice.row_count, self.lease.attempt == 1 and self.lease.generation == 0
-        self.rows_waiting, self.rows_done = len(todo), row_count - len(todo)
+        self.rows_waiting = len(todo)
+        self.rows_done = self.rows_found = row_count - len(todo)
         self.rows_error = sum(row.status == "error" for row in known)
         self.feed = Feed(todo, may_give=is_first and len(todo) == row_count)
         return self.feed

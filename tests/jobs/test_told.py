@@ -38,11 +38,12 @@ def test_a_slice_tells_its_rows_and_tokens_and_how_the_last_one_failed() -> None
     active = a_slice()
     assert active.progress() == LeaseProgress(lease_id="l1")
     active.start([2, 3, 4, 5], [row(0), row(1, "bad")])
-    assert (active.rows_waiting, active.progress()) == (4, LeaseProgress(lease_id="l1", rows_done=2, rows_error=1))
+    assert (active.rows_waiting, active.progress()) == (4, LeaseProgress(lease_id="l1", rows_done=2, rows_found=2, rows_error=1))
     assert active.feed.rows_unbegun == 0, "an earlier holder may come back"
     for one in (row(2), row(3, "worse"), row(4)):
         active.finished(one)
-    assert active.progress() == LeaseProgress(lease_id="l1", rows_done=5, rows_error=2, error="worse: no 3", tokens_done=45)
+    told = LeaseProgress(lease_id="l1", rows_done=5, rows_found=2, rows_error=2, error="worse: no 3", tokens_done=45)
+    assert active.progress() == told
 
 
 async def test_a_slice_that_is_taken_back_ends_once_and_not_while_it_is_published() -> None:

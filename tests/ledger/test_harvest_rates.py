@@ -126,3 +126,28 @@ def test_a_job_that_waits_behind_others_keeps_its_slow_rate(ledger: Ledger) -> N
     assert ledger.show("heavy").state is JobState.COMPLETED
     work(ledger, now_s, 1, 10, stats)
     assert ledger.show(job_id).eta_s == pytest.approx(379 * 510 / 21, rel=0.05)
+
+
+def test_rows_that_an_earlier_holder_left_count_as_done_but_not_for_the_tokens_of_a_row(ledger: Ledger) -> None:
+    job_id = ledger.submit(scripted_plan("docs", 1000, 250), new=True)[0].id
+    ledger.adjust(job_id, JobChange(deadline_at_s=NOW_S + 900))
+    lease, now_s = ledger.lease("first", "scripted", NOW_S), NOW_S
+    assert lease is not None
+    for rows in range(1, 201):
+        now_s += 1
+        ledger.heartbeat("first", [LeaseProgress(lease_id=lease.lease_id, rows_done=rows, tokens_done=1000 * rows)], now_s)
+        ledger.hints(now_s)
+    now_s += 61  # the first holder is gone
+    again = ledger.lease("second", "scripted", now_s)
+    assert again is not None
+    assert again.slice == lease.slice
+    for second in range(60):  # five rows, then none
+        rows = min(second, 5)
+        found = LeaseProgress(lease_id=again.lease_id, rows_done=200 + rows, rows_found=200, tokens_done=1000 * rows)
+        ledger.heartbeat("second", [found], now_s + second)
+        ledger.hints(now_s + second)
+        view = ledger.show(job_id)
+        assert view.eta_s is not None
+        assert view.eta_s > 0.95 * (800 - rows), second
+        assert view.eta_s < 1.05 * (800 - rows) or second > rows, "it grows while nothing is done"
+        assert view.guaranteed_share > 0.0, second
