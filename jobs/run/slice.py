@@ -249,7 +249,8 @@ def open_slice(lease: Lease, source: Source, sink: Sink, spools: Spools) -> Slic
         is_of_this_retry = STATS_KEY not in told and told.get(GENERATION_KEY) == str(lease.generation)
         if not is_of_this_retry:  # else its failed rows are in the spool
             replaced = Usage(**{name: pc.sum(failed.column(name)).as_py() or 0 for name in ("prompt_tokens", "output_tokens")})
-    return SliceFiles(lease, source, sink, spools.open(lease), table, kept, replaced)
+    answered = set() if kept is None else set(kept.column("row_id").to_pylist())
+    return SliceFiles(lease, source, sink, spools.open(lease, answered), table, kept, replaced)
 
 
 class SliceReading:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -149,8 +149,8 @@ class SlowSpools(Spools):
 
     opening, go_on = threading.Event(), threading.Event()
 
-    def open(self, lease: Lease) -> Spool:
-        spool = super().open(lease)
+    def open(self, lease: Lease, kept: Container[int] = ()) -> Spool:
+        spool = super().open(lease, kept)
         self.opening.set()
         assert self.go_on.wait(PATIENCE_S)
         return spool

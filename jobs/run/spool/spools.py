@@ -6,6 +6,7 @@ import asyncio
 import logging
 import threading
 from collections import Counter
+from collections.abc import Container
 from pathlib import Path
 
 from connectors.durable import publish
@@ -31,10 +32,11 @@ class Spools:
         self._sent: dict[Path, int] = {}  # bytes, of spools in work
         self._sending = threading.Lock()  # a spool that is on its way is not removed before it has arrived
 
-    def open(self, lease: Lease) -> Spool:
+    def open(self, lease: Lease, kept: Container[int] = ()) -> Spool:
         """Open the spool of a slice, with the records of earlier holders on any machine. Call it from a thread. Raises `StorageError`.
 
-        A retry takes answers from the spools before it too: a holder that was stopped or died may have published none of them.
+        A retry takes answers from the spools before it too: a holder that was stopped or died may have published none of them. ``kept``:
+        row_ids with a published answer, which stays.
         """
         path, mirror = self._path(lease), self._folder.mirror
         sent = 0 if mirror is None else _take_over(path, mirror)
@@ -44,7 +46,8 @@ class Spools:
             if mirror is not None:
                 _take_over(earlier, mirror)
             for row in spooled_rows(earlier).values():
-                if row.status == "ok" and row.row_id in lease.slice.row_ids and row.row_id not in spool.rows:
+                is_new = row.row_id in lease.slice.row_ids and row.row_id not in spool.rows and row.row_id not in kept
+                if row.status == "ok" and is_new:
                     spool.finish(row)
         if mirror is not None:
             self._sent[path] = sent
