@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from fastapi import FastAPI
 from ray import serve
@@ -16,6 +16,7 @@ from ray import serve
 from harvester.config import ServeConfig
 from harvester.core import __version__
 from harvester.engine.launch.models import ModelChoice
+from harvester.errors import HarvesterError
 from harvester.logs import write_logs
 from harvester.serve.access.gate import gate_of
 from harvester.serve.deployments.actor import LedgerActor
@@ -43,6 +44,7 @@ from jobs.storage.place import state_folder
 from jobs.tasks.abilities import Abilities
 
 REMEMBER_S = 1.0
+EXPIRE_S = 5.0
 
 
 class JobsApp:
@@ -78,6 +80,7 @@ class JobsApp:
         self._beside: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {
             "history": lambda: keep_looking(self._history, self._replicas.now),
             "removals": lambda: keep_removing(actor, folder, config.jobs.retention_days),
+            "deadlines": lambda: keep_expiring(actor),
         }
         waking = None
         if config.sleeps:
@@ -129,6 +132,18 @@ class JobsApp:
 
     def __del__(self) -> None:
         flush()
+
+
+class Expires(Protocol):
+    async def expire(self) -> None: ...
+
+
+async def keep_expiring(ledger: Expires, every_s: float = EXPIRE_S) -> None:
+    """Let jobs end at their deadline, until cancelled. Calls of replicas do too, but there may be no replica."""
+    while True:
+        with suppress(HarvesterError):  # the ledger is away, and says so to all that ask
+            await ledger.expire()
+        await asyncio.sleep(every_s)
 
 
 def _processes(config: ServeConfig, mark: str) -> QueryProcesses:
