@@ -1,7 +1,7 @@
 """CSV, TSV and the like: a header, then rows. A column is boolean or a number if every cell is one, else text.
 
 A prompt writes numbers out, so a number type must give the cells back as they stood: ``12.50`` becomes a decimal, and columns with
-``3.9`` and ``3.10`` (versions) or ``1E5`` (product codes) stay text.
+``3.9`` and ``3.10`` (versions), ``1E5`` (product codes) or ``0.00001`` beside ``0.5`` (a double is shown as 1e-05) stay text.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ _DELIMITERS = (",", ";", "\t", "|")
 _TOLD = re.compile(r"""\ufeff?"?sep=([^\w"' ])"?""", re.IGNORECASE)  # a first line that gives the delimiter, as Excel writes and reads it
 _QUOTED = re.compile(r'"(?:[^"]|"")*"')
 
-# Narrowest first. Without leading zeros: "007" is a name, not the number seven. 18 digits always fit 64 bits; a double is written in
-# 17 digits or fewer, and what has more of them stays text.
-_FRACTIONS = "|".join([r"0\.0{0,20}[0-9]{1,17}", *(f"[0-9]{{1,{digits}}}\\.[0-9]{{1,{17 - digits}}}" for digits in range(1, 17))])
+# Narrowest first. Without leading zeros: "007" is a name, not the number seven. 18 digits always fit 64 bits.
 _PATTERNS: dict[pa.DataType, str] = {
     pa.bool_(): r"^(true|false|True|False|TRUE|FALSE)?$",
     pa.int64(): r"^(-?(0|[1-9][0-9]{0,17}))?$",
-    pa.float64(): rf"^(-?([0-9]{{1,15}}|{_FRACTIONS})([eE][+-]?[0-9]{{1,2}})?)?$",
+    pa.float64(): r"^(-?(0|[1-9][0-9]{0,15})(\.[0-9]{1,20})?(e[+-][0-9]{2,3})?)?$",
 }
-# What a double does not give back: a leading zero, a last zero as in 3.10, and exponents without a point, except as programs write 1e-05.
-_NOT_A_DOUBLE = r"^-?0[0-9]|\.[0-9]+0$|^-?[0-9]+(E|e[0-9])"
+# Cells of a column of doubles that need no further look: whole numbers, which a prompt shows with .0, and fractions of up to 15 digits,
+# which every double gives back. The others are numbers only where Python writes the double as they stand: 1e-05, 0.30000000000000004.
+_FRACTIONS = [rf"[1-9][0-9]{{{digits - 1}}}\.[0-9]{{0,{14 - digits}}}[1-9]" for digits in range(1, 15)]
+_SURE = rf"^(-?((0|[1-9][0-9]{{0,14}})(\.0)?|0\.0{{0,3}}([1-9][0-9]{{0,13}})?[1-9]|{'|'.join(_FRACTIONS)}))?$"
 _FIXED = re.compile(r"-?([0-9]+)\.([0-9]+)")
 
 
@@ -244,7 +244,10 @@ class _Kinds:
 def _fits(column: pa.Array, kind: pa.DataType, pattern: str) -> bool:
     if not pc.all(pc.match_substring_regex(column, pattern), min_count=0).as_py():
         return False
-    return kind != pa.float64() or not pc.any(pc.match_substring_regex(column, _NOT_A_DOUBLE), min_count=0).as_py()
+    if kind != pa.float64():
+        return True
+    unsure = column.filter(pc.invert(pc.match_substring_regex(column, _SURE)))
+    return all(repr(float(cell)) == cell for cell in unsure.to_pylist())
 
 
 def _cells(rows: Sequence[Sequence[str]], index: int) -> pa.Array:
