@@ -1,4 +1,7 @@
-"""Values that an existing table would change silently: DuckDB rounds where a column is narrower than the rows put into it."""
+"""Values that an existing table would change silently: DuckDB rounds where a column is narrower than the rows put into it.
+
+A column of FLOAT, or of DOUBLE for text, may round fractions to the digits that it has: that is what its owner chose it for.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,12 @@ from dataclasses import dataclass
 import duckdb
 
 _NUMBER = re.compile(r"U?(TINY|SMALL|BIG|HUGE)?INT(EGER)?|FLOAT|DOUBLE|DECIMAL\(.*\)")
+# More than a fraction's last digits: a number that became infinite or 0, or a whole number that became another.
+_NOT_A_ROUNDING = r"""
+    isinf(kept) AND regexp_matches(value::VARCHAR, '[0-9]')
+    OR kept = 0 AND regexp_matches(value::VARCHAR, '^[^eE]*[1-9]')
+    OR regexp_full_match(value::VARCHAR, '\s*[+-]?[0-9]+(\.0*)?\s*') AND try_cast(kept AS HUGEINT) <> try_cast(value::VARCHAR AS HUGEINT)
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,28 +41,35 @@ def first_change(connection: duckdb.DuckDBPyConnection, rows: str, table: str) -
     kept = {name.lower(): kind for name, kind in _kinds(connection, f"SELECT * FROM {table}")}
     for name, kind in _kinds(connection, rows):
         kept_kind = kept.get(name.lower(), kind)
-        compared = _compared(kind, kept_kind)
-        if compared is None:
+        changed = _changed(kind, kept_kind)
+        if changed is None:
             continue
         column = '"' + name.replace('"', '""') + '"'
+        shown = "kept::DOUBLE" if kept_kind == "FLOAT" else "kept"  # as FLOAT, 16777216 has the digits of 16777217
         found = connection.execute(
-            f"SELECT {column}::VARCHAR, try_cast({column} AS {kept_kind})::VARCHAR FROM ({rows}) "
-            f"WHERE try_cast(try_cast({column} AS {kept_kind}) AS {compared}) <> try_cast({column} AS {compared}) LIMIT 1"
+            f"SELECT value::VARCHAR, {shown}::VARCHAR "
+            f"FROM (SELECT {column} AS value, try_cast({column} AS {kept_kind}) AS kept FROM ({rows})) WHERE {changed} LIMIT 1"
         ).fetchone()
         if found is not None:
             return Change(name, kind, kept_kind, *(str(value)[:80] for value in found))
     return None
 
 
-def _compared(kind: str, kept_kind: str) -> str | None:
-    """The type to compare both values in; None where nothing is lost. Text is compared as what it says: ``12.50`` is 12.5."""
+def _changed(kind: str, kept_kind: str) -> str | None:
+    """SQL that is true where ``kept``, a ``value`` as the table keeps it, is another value; None where nothing is lost.
+
+    Text is compared as what it says: ``12.50`` is 12.5. Lists and structs that differ only in FLOAT and DOUBLE count as the same.
+    """
     if kind == kept_kind:
         return None
-    if kind != "VARCHAR":
-        return kind
-    if kept_kind == "DATE":
-        return "TIMESTAMP"
-    return "DOUBLE" if _NUMBER.fullmatch(kept_kind) else None
+    if kept_kind == "FLOAT" or (kind, kept_kind) == ("VARCHAR", "DOUBLE"):
+        return _NOT_A_ROUNDING
+    if kind.replace("DOUBLE", "FLOAT") == kept_kind.replace("DOUBLE", "FLOAT"):
+        return None
+    compared = kind
+    if kind == "VARCHAR":
+        compared = "TIMESTAMP" if kept_kind == "DATE" else "DOUBLE" if _NUMBER.fullmatch(kept_kind) else kind
+    return f"try_cast(kept AS {compared}) <> try_cast(value AS {compared})" if compared != "VARCHAR" else None
 
 
 def _kinds(connection: duckdb.DuckDBPyConnection, query: str) -> list[tuple[str, str]]:

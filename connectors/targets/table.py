@@ -103,7 +103,7 @@ class TableCopy(Closing):
                 connection.execute(f"CREATE SCHEMA IF NOT EXISTS {schema}")
                 connection.execute(f"CREATE TABLE {name} AS {rows} LIMIT 0", [self._job])
             elif (change := first_change(connection, "SELECT * FROM part", name)) is not None:
-                raise self._refused(str(change))
+                raise self._refused(str(change), "give the column a type that holds both, or name another table")
             if self._editions and part.name in self._editions:
                 connection.execute(f"DELETE FROM {name} WHERE {label} = ? AND row_id IN (SELECT row_id FROM part)", [self._job])
             connection.execute(f"INSERT INTO {name} BY NAME {rows}", [self._job])
@@ -127,8 +127,8 @@ class TableCopy(Closing):
         finally:
             connection.close()  # rolls back what was not committed
 
-    def _refused(self, why: str) -> StorageError:
-        return StorageError(f"table {self._table} of {self._path} does not take the results of job {self._job}: {why}; name another table")
+    def _refused(self, why: str, cure: str = "name another table") -> StorageError:
+        return StorageError(f"table {self._table} of {self._path} does not take the results of job {self._job}: {why}; {cure}")
 
     def _open(self) -> duckdb.DuckDBPyConnection:
         waited_s = 0.0
