@@ -68,10 +68,11 @@ class KnownReplicas:
         self._drop_gone(now_s)
         return any(known.model == model and job_id not in known.refuses(now_s) for known in self._replicas.values())
 
-    def living(self, model: str, now_s: float) -> int:
-        """Number of living replicas of ``model``."""
+    def living(self, model: str, asker: str | None, now_s: float) -> int:
+        """Number of living replicas of ``model``, with ``asker``, which may not have been heard of yet. 0 while none is known."""
         self._drop_gone(now_s)
-        return sum(known.model == model for known in self._replicas.values())
+        found = {holder for holder, known in self._replicas.items() if known.model == model}
+        return len(found | {asker}) if found and asker is not None else len(found)
 
     def shift(self, by_s: float) -> None:
         """The clock was set by ``by_s`` seconds, or no replica was heard for so long."""
@@ -154,8 +155,8 @@ class Leasing:
             self._replicas.forget(lease.job_id)  # whoever resumes the job has repaired the cause
             book.fail(record, message, now_s)
 
-    def living(self, model: str, now_s: float) -> int:
-        return self._replicas.living(model, now_s)
+    def living(self, model: str, asker: str | None, now_s: float) -> int:
+        return self._replicas.living(model, asker, now_s)
 
     def heartbeat(self, holder: str, progress: Sequence[LeaseProgress], now_s: float) -> list[str]:
         book = self._book

@@ -229,9 +229,9 @@ class Ledger:
         """Record that the holder cannot read the job's source. The job fails once every living replica has refused it."""
         self._leasing.refuse(lease_id, message, now_s)
 
-    def living(self, model: str, now_s: float) -> int:
-        """Number of replicas of ``model`` that were heard of within a lease's time."""
-        return self._leasing.living(model, now_s)
+    def living(self, model: str, asker: str | None, now_s: float) -> int:
+        """Number of replicas of ``model`` that were heard of within a lease's time, and ``asker``, a new one. 0 while none is known."""
+        return self._leasing.living(model, asker, now_s)
 
     def expire(self, now_s: float) -> int:
         """Free the leases that were not renewed in time, and end the jobs whose deadline has passed. Returns how many leases."""

@@ -119,8 +119,8 @@ async def test_a_key_keeps_its_rate_while_replicas_come_and_go(clock: ManualCloc
     class Fleet:
         living_now: int | None = 4
 
-        async def living(self, model: str) -> int:
-            assert model == "toy"
+        async def living(self, model: str, asker: str) -> int:
+            assert (model, asker) == ("toy", "me")
             if self.living_now is None:
                 raise StorageError("the ledger does not answer")
             return self.living_now
@@ -129,7 +129,7 @@ async def test_a_key_keeps_its_rate_while_replicas_come_and_go(clock: ManualCloc
     with quotas.entered(ann, 1):
         pass
     quotas.spend(ann, 500)
-    following = asyncio.create_task(quotas.follow(fleet, "toy"))
+    following = asyncio.create_task(quotas.follow(fleet, "toy", "me"))
 
     def allowed() -> int:
         count = 0
@@ -139,9 +139,57 @@ async def test_a_key_keeps_its_rate_while_replicas_come_and_go(clock: ManualCloc
                     count += 1
         return count
 
-    for living, requests in ((4, 15), (None, 15), (1, 60), (0, 60)):
+    for living, requests in ((4, 15), (None, 15), (1, 60), (4, 15), (0, 15)):
         fleet.living_now = living
         await asyncio.sleep(0.01)
         clock.advance(60.0)
         assert allowed() == requests, living
     following.cancel()
+
+
+class Eight:
+    """A ledger that knows eight replicas, or as many as it is told."""
+
+    def __init__(self, *told: int) -> None:
+        self._told = list(told)
+
+    async def living(self, model: str, asker: str) -> int:
+        return self._told.pop(0) if self._told else 8
+
+
+def passed(replicas: list[Quotas], who: Identity) -> int:
+    """How many requests of ``who`` pass, of those that do not end meanwhile."""
+    count = 0
+    with contextlib.ExitStack() as in_work:
+        for one in replicas:
+            with contextlib.suppress(QuotaError):
+                while True:
+                    in_work.enter_context(one.entered(who, 1))
+                    count += 1
+    return count
+
+
+@pytest.mark.parametrize("ann", [who(open_requests=16), who(requests_per_minute=16)], ids=["open", "rate"])
+async def test_a_key_that_is_new_to_eight_replicas_has_each_limit_once(clock: ManualClock, ann: Identity) -> None:
+    """They were started for one replica, and know how many there are before the key's first request."""
+    replicas = [Quotas(clock) for _ in range(8)]
+    following = [asyncio.create_task(one.follow(Eight(), "toy", "me")) for one in replicas]
+    await asyncio.sleep(0)
+    assert passed(replicas, ann) == 16
+    for task in following:
+        task.cancel()
+
+
+async def test_a_ledger_that_has_just_started_and_knows_few_replicas_raises_no_rate(
+    clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quota, "FOLLOW_S", 0.0)
+    for told in ((8, 1), (8, 0), (8, 0, 3)):
+        quotas, ann = Quotas(clock), who(requests_per_minute=80)
+        following, most = asyncio.create_task(quotas.follow(Eight(*told), "toy", "me")), 0
+        for _ in range(20):
+            await asyncio.sleep(0)
+            clock.advance(60.0)
+            most = max(most, passed([quotas], ann))
+        assert most == 10, told
+        following.cancel()

@@ -62,11 +62,11 @@ class Account:
 
 
 class FleetLedger(Protocol):
-    async def living(self, model: str) -> int: ...
+    async def living(self, model: str, asker: str) -> int: ...
 
 
 class Quotas:
-    """Used from one event loop. ``parts``: processes that the requests of a key are spread over; each allows its part of a rate.
+    """Used from one event loop. ``parts``: processes that the requests of a key are spread over; each allows its part of a limit.
 
     ``max_in_work``: of each key, reads included, whatever its own limits; None: no bound. Clients without a key are not told apart.
     """
@@ -91,16 +91,20 @@ class Quotas:
                 if bucket is not None and per_minute is not None:
                     bucket.change(per_minute / parts, now_s)
 
-    async def follow(self, ledger: FleetLedger, model: str) -> None:
-        """Spread each rate over the living replicas of ``model``, until cancelled. The number stays while the ledger does not answer."""
-        while True:
-            if self._has_rates():
-                with suppress(HarvesterError):
-                    self.spread(max(1, await ledger.living(model)))
-            await asyncio.sleep(FOLLOW_S)
+    async def follow(self, ledger: FleetLedger, model: str, asker: str) -> None:
+        """Spread each limit over the living replicas of ``model``, of which ``asker`` is this one, until cancelled.
 
-    def _has_rates(self) -> bool:
-        return any(one.requests is not None or one.tokens is not None for one in self._accounts.values())
+        The number stays while the ledger does not answer, or knows no replica. It falls once two looks agree: a ledger that has just
+        started does not know all replicas yet.
+        """
+        last = 0
+        while True:
+            with suppress(HarvesterError):
+                living = await ledger.living(model, asker)
+                if living > 0:
+                    self.spread(max(living, last))
+                    last = living
+            await asyncio.sleep(FOLLOW_S)
 
     @contextmanager
     def entered(self, who: Identity, requests: int) -> Iterator[None]:

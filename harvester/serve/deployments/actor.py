@@ -174,8 +174,8 @@ class LedgerActor:
         demand: Demand = await self._call("demand", model, timed=True)
         return demand
 
-    async def living(self, model: str) -> int:
-        return int(await self._call("living", model, timed=True))
+    async def living(self, model: str, asker: str) -> int:
+        return int(await self._call("living", model, asker, timed=True))
 
     async def adjust(self, job_id: str, change: JobChange) -> JobView:
         view: JobView = await self._call("adjust", job_id, change)
