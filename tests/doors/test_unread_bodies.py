@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -121,7 +122,7 @@ def parts(*sizes: int) -> Callable[[], Awaitable[Any]]:
     return receive
 
 
-async def test_a_key_may_have_half_of_the_bytes_that_are_held_and_its_only_body_all() -> None:
+async def test_a_key_may_have_half_of_the_bytes_that_are_held_and_the_only_body_all() -> None:
     room = BodyRoom(most_bytes=10 * SMALL_BYTES)
     with room.reading(parts(20 * SMALL_BYTES), "ann") as alone:
         await alone()
@@ -130,8 +131,8 @@ async def test_a_key_may_have_half_of_the_bytes_that_are_held_and_its_only_body_
             await part()
         with pytest.raises(QuotaError, match="this key is sending bodies of 327,681 bytes at once"):
             await second()
-        with room.reading(parts(SMALL_BYTES), "ann") as small, room.reading(parts(4 * SMALL_BYTES), "bob") as other:
-            assert [len((await part())["body"]) for part in (small, other)] == [SMALL_BYTES, 4 * SMALL_BYTES]
+        with room.reading(parts(SMALL_BYTES), "ann") as small, room.reading(parts(3 * SMALL_BYTES), "bob") as other:
+            assert [len((await part())["body"]) for part in (small, other)] == [SMALL_BYTES, 3 * SMALL_BYTES]
     with room.reading(parts(3 * SMALL_BYTES), "ann") as first, room.reading(parts(2 * SMALL_BYTES), "ann") as second:
         assert [len((await part())["body"]) for part in (first, second)] == [3 * SMALL_BYTES, 2 * SMALL_BYTES]
 
@@ -149,6 +150,12 @@ async def test_all_keys_together_are_bounded_too(names: tuple[str | None, ...]) 
                 await three()
     with room.reading(parts(4 * SMALL_BYTES), names[2]) as three:
         await three()
+    with ExitStack() as bodies:
+        one, two, three = (bodies.enter_context(room.reading(parts(3 * SMALL_BYTES), name)) for name in names)
+        await one()
+        await two()
+        with pytest.raises(BusyError, match="clients are sending bodies"):
+            await three()
 
 
 async def test_a_body_that_waits_for_room_is_told_to_come_again() -> None:

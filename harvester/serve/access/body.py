@@ -45,7 +45,7 @@ class BodyRoom:
     def reading(self, receive: Receive, name: str | None) -> Iterator[Receive]:
         """``receive``, whose bytes are held within the block. It raises `QuotaError` above the key's half, `BusyError` above the whole.
 
-        The only body of its key is bounded by the key's own limit alone.
+        The only body of its key may be larger than the half, and the only one of all keys larger than the whole, up to the key's limit.
         """
         own_bytes = 0
 
@@ -55,8 +55,8 @@ class BodyRoom:
             came_bytes = len(message.get("body", b""))
             own_bytes += came_bytes
             self._held_bytes[name] += came_bytes
-            if own_bytes > SMALL_BYTES and own_bytes < self._held_bytes[name]:
-                self._check(name)
+            if own_bytes > SMALL_BYTES:
+                self._check(name, own_bytes)
             return message
 
         try:
@@ -66,11 +66,11 @@ class BodyRoom:
             if not self._held_bytes[name]:
                 del self._held_bytes[name]
 
-    def _check(self, name: str | None) -> None:
-        held_bytes = self._held_bytes[name]
-        if name is not None and held_bytes > self._most_bytes // 2:
+    def _check(self, name: str | None, own_bytes: int) -> None:
+        held_bytes, all_bytes = self._held_bytes[name], self._held_bytes.total()
+        if name is not None and own_bytes < held_bytes and held_bytes > self._most_bytes // 2:
             raise QuotaError(f"this key is sending bodies of {held_bytes:,} bytes at once, as many as it may; wait for some", WAIT_S)
-        if self._held_bytes.total() > self._most_bytes:
+        if own_bytes < all_bytes and all_bytes > self._most_bytes:
             raise BusyError(f"clients are sending bodies of {self._most_bytes:,} bytes at once, the most that this process holds")
 
 
