@@ -42,7 +42,7 @@ class Address:
 
     @contextmanager
     def reached(self) -> Iterator[Callable[[], float]]:
-        """Raise `UnreachableError` in place of httpx's transport errors. Yields what tells the seconds since the beginning."""
+        """Raise `UnreachableError` in place of httpx's transport and decoding errors. Yields what tells the seconds since the beginning."""
         began_s = monotonic()
         try:
             yield lambda: monotonic() - began_s
@@ -52,6 +52,9 @@ class Address:
             do = "start one with: harvester serve" if is_unsent else "check that it runs"
             told = f"{what} at {self.url} ({error or type(error).__name__}); {do}"
             raise UnreachableError(told, is_unsent=is_unsent, took_s=monotonic() - began_s) from error
+        except httpx.DecodingError as error:
+            told = f"the answer from {self.url} came damaged ({error}); check the proxies in between"
+            raise UnreachableError(told, took_s=monotonic() - began_s) from error
 
 
 class Wire:

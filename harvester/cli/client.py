@@ -215,6 +215,8 @@ class Client:
             raise UnreachableError(
                 f"lost the connection to {self.url}: {error or type(error).__name__}; check that the server runs"
             ) from error
+        except httpx.DecodingError as error:
+            raise UnreachableError(f"the answer from {self.url} came damaged ({error}); check the proxies in between") from error
 
 
 def _lines(pieces: Iterator[bytes]) -> Iterator[str]:

@@ -9,7 +9,7 @@ import gzip
 import hashlib
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -25,7 +25,7 @@ from harvester.api import flow, stream
 from harvester.api.client import Harvester
 from harvester.api.errors import RefusedError, UnreachableError
 from harvester.api.uploads import PIECE_BYTES
-from harvester.api.wire import Address, Wire
+from harvester.api.wire import Address, AsyncWire, Wire
 from tests.fakes.cutting_proxy import Proxy, cutting
 
 ROWS, ROW_BYTES = 40, 600_000
@@ -122,11 +122,17 @@ def test_rows_that_were_computed_again_meanwhile_are_not_mixed(client: Harvester
 @contextmanager
 def compressing(body: bytes, is_asked: bool) -> Iterator[str]:
     """A server whose every answer is ``body``, compressed with gzip where the client takes that, or where it was not ``is_asked``."""
+    with answering(lambda takes_gzip: (gzip.compress(body), True) if takes_gzip or not is_asked else (body, False)) as url:
+        yield url
+
+
+@contextmanager
+def answering(answer: Callable[[bool], tuple[bytes, bool]]) -> Iterator[str]:
+    """A server. ``answer``: from whether the client takes gzip, the bytes of each answer and whether they are said to be gzip."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            is_gzip = not is_asked or "gzip" in self.headers.get("accept-encoding", "")
-            sent = gzip.compress(body) if is_gzip else body
+            sent, is_gzip = answer("gzip" in self.headers.get("accept-encoding", ""))
             self.send_response(200)
             if is_gzip:
                 self.send_header("content-encoding", "gzip")
@@ -161,3 +167,17 @@ def test_rows_are_read_behind_a_proxy_that_compresses(is_asked: bool) -> None:
         with wire.stream("/any", {}) as pieces:
             assert b"".join(pieces) == sink.getvalue().to_pybytes()
         wire.close()
+
+
+async def test_an_answer_that_came_damaged_is_told_in_one_line() -> None:
+    """It is said to be gzip, and is not."""
+    with answering(lambda takes_gzip: (b"[]", True)) as url:
+        wire = AsyncWire(Address(url, None))
+        told = f"the answer from {url} came damaged"
+        with pytest.raises(UnreachableError, match=told), wire.blocking.stream("/any", {}) as pieces:
+            next(pieces)
+        with pytest.raises(UnreachableError, match=told):
+            wire.blocking.run(flow.ask("GET", "/any"))
+        with pytest.raises(UnreachableError, match=told):
+            await wire.run(flow.ask("GET", "/any"))
+        await wire.close()

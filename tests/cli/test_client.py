@@ -58,6 +58,16 @@ def test_an_order_is_not_given_twice() -> None:
     assert server.asked == ["POST"]
 
 
+def test_an_answer_that_came_damaged_is_told_in_one_line() -> None:
+    """It is said to be gzip, and is not."""
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, headers={"content-encoding": "gzip"}, stream=httpx.ByteStream(b"[]"))
+
+    with Client("http://127.0.0.1:8000", httpx.MockTransport(answer)) as client, pytest.raises(UnreachableError, match="came damaged"):
+        client.jobs()
+
+
 def test_a_submission_is_signed_with_the_key_of_the_servers_state_folder(tmp_path: Path) -> None:
     key, sent = make_key(StateFolder(tmp_path)), list[httpx.Request]()
 
