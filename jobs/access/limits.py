@@ -129,8 +129,6 @@ def check_size(body: Mapping[str, Any], limits: Limits) -> int:
         asked = _number(body.get(name))
         if limits.max_tokens is not None and asked is not None and asked > limits.max_tokens:
             raise TooLargeError(f"{name} is {asked:,}; the limit of this key is {limits.max_tokens:,}: lower it", name)
-    if limits.max_tokens is not None and body.get("use_beam_search") not in (None, False) and body.get("max_tokens") is None:
-        raise TooLargeError(f"a beam search has no max_tokens; the limit of this key is {limits.max_tokens:,}: give it", "max_tokens")
     repetition = body.get("repetition_detection")
     sizes = [_number(size) or 0 for size in repetition.values()] if isinstance(repetition, dict) else []
     if max(sizes, default=0) > MAX_REPETITION:

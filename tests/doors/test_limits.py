@@ -90,8 +90,6 @@ def test_inputs_of_embeddings_and_scores_are_counted_as_requests(body: dict[str,
         ({"query": "a", "documents": ["a"] * 2049}, "documents"),
         ({"max_tokens": 101}, "max_tokens"),
         ({"max_completion_tokens": "101"}, "max_completion_tokens"),
-        ({"use_beam_search": True}, "max_tokens"),
-        ({"use_beam_search": "true", "max_completion_tokens": 9}, "max_tokens"),
         ({"structured_outputs": {"choice": CHOICES}}, "structured_outputs"),
         ({"structured_outputs": {"json": json.dumps({"enum": CHOICES})}}, "structured_outputs"),
         ({"structured_outputs": {"regex": "|".join(CHOICES)}}, "structured_outputs"),
@@ -115,9 +113,8 @@ def test_a_request_that_would_stop_the_others_is_refused(body: dict[str, Any], p
 
 def test_what_has_no_limit_passes() -> None:
     check_job(10**9, CHOICES, 10**12, None)
-    check_size({"use_beam_search": True, "max_tokens": 100}, Limits(max_tokens=100))
-    check_size({"use_beam_search": False}, Limits(max_tokens=100))
-    check_size({"use_beam_search": True}, Limits())
+    for length in ({"max_tokens": 100}, {"max_completion_tokens": 100}, {}):
+        check_size({"messages": [], "use_beam_search": True, **length}, Limits(max_tokens=100))
     check_size({"structured_outputs": {"json": "no JSON, which the engine refuses"}}, Limits())
     unlimited = Limits(max_choices=None, max_inputs=None, max_grammar_cost=None)
     check_size({"n": 2000, "max_tokens": 10**9, "structured_outputs": {"choice": CHOICES}, "input": CHOICES}, unlimited)

@@ -13,6 +13,7 @@ from fastapi import FastAPI
 
 from harvester.access_config import TierConfig
 from harvester.core import Role
+from harvester.engine.frontend.spending import at_most
 from harvester.serve.access.gate import Gate
 from harvester.serve.access.identity import Identity
 from harvester.serve.access.routes import CHAT, RouteTable
@@ -79,3 +80,36 @@ async def test_a_request_of_a_batch_ends_at_the_limit_of_the_key_that_made_the_b
     body = {"model": "tiny", "messages": []}
     for limit, used in ((4, "4"), (None, "null")):
         assert (await api.respond("row", ApiCall("/v1/chat/completions", body, limit), EVEN)).text == used
+
+
+class Engine:
+    """Of a beam search in vLLM: each step has two further tokens, and none is the last."""
+
+    input_processor = SimpleNamespace(resolve_watermarking=lambda params: None)
+
+    async def generate(self, *given: Any, **named: Any) -> AsyncGenerator[Any, None]:
+        likely = {7: SimpleNamespace(logprob=-0.1), 8: SimpleNamespace(logprob=-0.2)}
+        yield SimpleNamespace(outputs=[SimpleNamespace(finish_reason="length", logprobs=[likely])])
+
+
+@pytest.mark.parametrize(("limit", "used"), [(4, 4), (20, 9), (None, 9)], ids=str)
+async def test_a_beam_search_ends_at_the_limit_too(monkeypatch: pytest.MonkeyPatch, limit: int | None, used: int) -> None:
+    """vLLM's search asks the engine for one token at a time, so that its requests say nothing of its length."""
+    from vllm.entrypoints.generate.base.serving import GenerateBaseServing
+    from vllm.entrypoints.speech_to_text.base.serving import SpeechToTextBaseServing
+    from vllm.sampling_params import BeamSearchParams
+
+    from harvester.engine.vllm.frontend.serving import bound_beams
+
+    monkeypatch.setattr(GenerateBaseServing, "beam_search", GenerateBaseServing.beam_search)  # as it is, once this test has ended
+    bound_beams()
+    for kind in (SpeechToTextBaseServing, GenerateBaseServing):
+        serving: Any = object.__new__(kind)
+        serving.engine_client = Engine()
+        tokenizer = SimpleNamespace(eos_token_id=0, decode=lambda tokens, **named: "")
+        serving.renderer = SimpleNamespace(get_tokenizer=lambda tokenizer=tokenizer: tokenizer)
+        prompt = {"type": "token", "prompt_token_ids": [1, 2, 3]}
+        with at_most(limit):
+            answers = serving.beam_search(prompt=prompt, request_id="one", params=BeamSearchParams(beam_width=2, max_tokens=9))
+        (answer,) = [one async for one in answers]
+        assert [len(beam.token_ids) for beam in answer.outputs] == [used, used]

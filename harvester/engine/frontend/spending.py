@@ -14,6 +14,8 @@ ASKER: ContextVar[str | None] = ContextVar("ASKER", default=None)
 SPENT: ContextVar[Callable[[int, int], None] | None] = ContextVar("SPENT", default=None)
 _MOST_TOKENS: ContextVar[int | None] = ContextVar("MOST_TOKENS", default=None)
 
+T = TypeVar("T")
+
 
 class Bounded(Protocol):
     """vLLM's sampling parameters."""
@@ -36,6 +38,16 @@ def shorten(params: Bounded) -> None:
     most = _MOST_TOKENS.get()
     if most is not None and (params.max_tokens is None or params.max_tokens > most):
         params.max_tokens = most
+
+
+def shortening(search: Callable[..., T]) -> Callable[..., T]:
+    """``search``, a method of vLLM's, which first has `shorten` lower its ``params``: it asks the engine for one token at a time."""
+
+    def shortened(*given: Any, params: Bounded, **named: Any) -> T:
+        shorten(params)
+        return search(*given, params=params, **named)
+
+    return shortened
 
 
 class Choice(Protocol):

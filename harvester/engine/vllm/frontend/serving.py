@@ -14,7 +14,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from pydantic_core import PydanticSerializationError
-from vllm.entrypoints.generate.base.serving import PRIORITY_HEADER
+from vllm.entrypoints.generate.base.serving import PRIORITY_HEADER, GenerateBaseServing
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.app import build_app
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
@@ -30,7 +30,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from harvester.access_config import TierConfig
 from harvester.core import PRIORITY_OFFLINE, TIER_PRIORITY, ServiceTier, tier_of_priority
 from harvester.engine.frontend.engine import Generated
-from harvester.engine.frontend.spending import ASKER, at_most
+from harvester.engine.frontend.spending import ASKER, at_most, shortening
 from harvester.engine.frontend.tiers import asked_tier, bearer_key, given_priority, marked, settle, without_header
 from harvester.engine.vllm.frontend.answers import guided_by, model_thought, named_thought
 from harvester.engine.vllm.frontend.client import HarvestLLM
@@ -52,12 +52,6 @@ Guided = StructuredOutputsParams | None
 Create = Callable[..., Awaitable[Any]]  # create_chat_completion or create_completion: (request, raw_request) -> answer
 
 
-class NoServer:
-    """In the place of vLLM's own HTTP server, which its handler of a dead engine would stop."""
-
-    should_exit = False
-
-
 async def chat_app(llm: HarvestLLM, args: Namespace) -> FastAPI:
     """vLLM's application on an engine that answers. ``args``: its parsed command line."""
     fetch_checked(tuple(args.allowed_media_domains or ()))
@@ -67,8 +61,14 @@ async def chat_app(llm: HarvestLLM, args: Namespace) -> FastAPI:
     stop_at_first_error(app)
     await init_app_state(llm, app.state, args, tasks)
     hide_paths(app.state.openai_serving_models)
-    app.state.server = NoServer()
+    bound_beams()
+    app.state.server = Namespace(should_exit=False)  # in place of vLLM's own HTTP server, which its handler of a dead engine would stop
     return app
+
+
+def bound_beams() -> None:
+    """From here on each beam search of this process ends at the limit of its caller's key."""
+    GenerateBaseServing.beam_search = shortening(GenerateBaseServing.beam_search)  # type: ignore[method-assign]
 
 
 def given_template(args: Namespace) -> str | None:
