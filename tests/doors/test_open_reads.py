@@ -26,8 +26,8 @@ from jobs.access.limits import Limits
 TABLE = RouteTable({"GET /slow": ANY, "DELETE /slow": ANY, "POST /slow": ANY, "GET /open": OPEN})
 
 
-async def asked(gate: Gate, method: str, count: int, path: str = "/slow") -> tuple[int, list[int]]:
-    """How many of ``count`` requests are in work at once, and the statuses of the others."""
+async def asked(gate: Gate, method: str, count: int, path: str = "/slow", keys: tuple[str, ...] = ("one",)) -> tuple[int, list[int]]:
+    """How many of ``count`` requests, of ``keys`` in turns, are in work at once, and the statuses of the others."""
     app, goes_on, in_work = FastAPI(), asyncio.Event(), 0
 
     @app.api_route("/{path}", methods=["GET", "POST", "DELETE"])
@@ -38,14 +38,14 @@ async def asked(gate: Gate, method: str, count: int, path: str = "/slow") -> tup
 
     guard(app, TABLE, gate)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1:8000") as http:
-        headers = {"authorization": "Bearer one"}
-        sent = [asyncio.create_task(http.request(method, path, headers=headers)) for _ in range(count)]
+        headers = [{"authorization": f"Bearer {key}"} for key in keys]
+        sent = [asyncio.create_task(http.request(method, path, headers=headers[i % len(keys)])) for i in range(count)]
         for _ in range(50 * count):
             await asyncio.sleep(0)
         refused = [one.result().status_code for one in sent if one.done()]
         goes_on.set()
         await asyncio.gather(*sent)
-        again = await http.request("GET", "/slow", headers=headers)
+        again = await http.request("GET", "/slow", headers=headers[0])
     assert again.status_code == 200, "what has ended counts no more"
     return in_work - 1, refused
 
@@ -59,6 +59,20 @@ def gate(tmp_path: Path, *keys: str, **limits: int) -> Gate:
 @pytest.mark.parametrize("method", ["GET", "DELETE", "POST"])
 async def test_a_key_without_limits_leaves_room_for_the_requests_of_others(tmp_path: Path, method: str) -> None:
     assert await asked(gate(tmp_path, "one", "two"), method, MAX_IN_WORK + 3) == (MAX_IN_WORK, [429] * 3)
+
+
+async def test_keys_of_the_configuration_are_counted_one_by_one_though_they_have_one_name(tmp_path: Path) -> None:
+    assert await asked(gate(tmp_path, "one", "two", open_requests=2), "POST", 6, keys=("one", "two")) == (4, [429] * 2)
+    one, two = (gate(tmp_path, "one", "two").keys.identify(key) for key in ("one", "two"))
+    assert one is not None
+    assert two is not None
+    assert one.name == two.name == "config"
+    broadcaster = Broadcaster(looks, max_viewers=8)
+    with contextlib.ExitStack() as seats:
+        for who in (one, one, two, two):
+            seats.enter_context(broadcaster.seat(who.counted_as))
+        with pytest.raises(BusyError, match="2 pages of this key are open"), broadcaster.seat(two.counted_as):
+            pass
 
 
 async def test_open_routes_and_callers_without_a_key_are_not_counted(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ class Replica:
         headers = [(b"authorization", f"Bearer {bearer}".encode())] if bearer else []
         scope: dict[str, Any] = {"type": "http", "method": "POST", "path": path, "headers": headers}
         if key is not None:
-            scope[IDENTITY] = SimpleNamespace(name=key)
+            scope[IDENTITY] = SimpleNamespace(name=key, counted_as=key)
         left = [json.dumps(body).encode()]
 
         async def receive() -> Message:

@@ -15,7 +15,7 @@ from harvester.engine.shared.settings import Slo
 from harvester.errors import OverloadError, ParameterError
 from jobs.access.limits import Limits, check_size
 
-IDENTITY = "harvester.identity"  # in the ASGI scope: the caller, with a `name`; absent where there are no keys
+IDENTITY = "harvester.identity"  # in the ASGI scope: the caller, with `name` and `counted_as`; absent where there are no keys
 CHARS_PER_TOKEN = 4  # about
 DATA_URL_CHARS = 200  # a data URL says within so many that it is one
 UNLIMITED = Limits(max_choices=None, max_inputs=None, max_grammar_cost=None)
@@ -58,10 +58,10 @@ class Door:
         if path in TIERED and self._is_offline(scope, asked):
             await self._app(scope, receive, send)
             return
-        name = getattr(scope.get(IDENTITY), "name", None)
+        key = getattr(scope.get(IDENTITY), "counted_as", None)
         ttft_slo_s = self._slo_of(asked.get("vllm_xargs") if isinstance(asked.get("vllm_xargs"), dict) else None).ttft_s
         try:
-            with self._overload.admitted(name, check_size(asked, UNLIMITED), prompt_tokens(asked), ttft_slo_s):
+            with self._overload.admitted(key, check_size(asked, UNLIMITED), prompt_tokens(asked), ttft_slo_s):
                 await self._app(scope, receive, send)
         except OverloadError as error:
             await _refuse(error, send)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from harvester.core import Role
@@ -15,11 +15,17 @@ NO_OWN = Limits()  # the defaults of a server
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """``name`` owns the jobs, files and batches that it makes. ``limits``: what it may ask."""
+    """``name`` owns the jobs, files and batches that it makes. ``limits``: what it may ask. ``digest``: of a key that shares its name."""
 
     name: str | None
     roles: frozenset[Role]
     limits: Limits = NO_OWN
+    digest: str | None = field(default=None, repr=False)
+
+    @property
+    def counted_as(self) -> str | None:
+        """The name under which its requests, bodies and pages are counted and bounded: one for each key."""
+        return self.name if self.digest is None else f"{self.name} {self.digest}"
 
     @property
     def is_admin(self) -> bool:

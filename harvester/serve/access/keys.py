@@ -182,7 +182,7 @@ class KeyRing:
         self._look()
         given = _digest(bearer)
         if given in self._fixed:  # the time of a hash lookup tells nothing about the key
-            return Identity(CONFIG_NAME, frozenset({Role.ADMIN}), self._limits)
+            return Identity(CONFIG_NAME, frozenset({Role.ADMIN}), self._limits, given)
         record = self._records.get(given)
         if record is None or not record.is_valid(self._now_s()):
             return None

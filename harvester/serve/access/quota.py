@@ -169,7 +169,7 @@ class Quotas:
         return max(1.0, limit / self._parts)
 
     def _account(self, who: Identity) -> Account:
-        place, now_s = (who.name, who.limits), self._now_s()
+        place, now_s = (who.counted_as, who.limits), self._now_s()
         if place not in self._accounts:
             if len(self._accounts) >= MAX_KNOWN:
                 self._accounts = {name: one for name, one in self._accounts.items() if not one.is_idle(now_s)}

@@ -110,7 +110,7 @@ class Wall:
         if has_body and route.is_streamed:
             receive, send = answering(receive, send, self._answer(scope, receive, send))
         elif has_body:
-            with self._gate.bodies.reading(receive, who.name) as reading:
+            with self._gate.bodies.reading(receive, who.counted_as) as reading:
                 body = await read(reading)
             check_json(body)
             receive = again(body, receive)

@@ -78,7 +78,7 @@ def add_sql(app: FastAPI, tables: LedgerTables, folder: StateFolder, pool: Query
             await fetching.run(client, partial(fetch_results, folder, query, ids))
 
     def client_of(request: Request, who: Identity) -> str:
-        return who.name or str(request.client.host if request.client else "")
+        return who.counted_as or str(request.client.host if request.client else "")
 
     @app.post("/sql", response_model=Answered, responses={429: refusal(429, OpenAiRefusal)})
     async def sql(question: Question, request: Request, who: Who) -> Response:

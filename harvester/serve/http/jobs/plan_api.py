@@ -63,4 +63,4 @@ def add_plan(
         if request.source.uri.startswith(SCHEME):
             uri, rules = await with_storage(uploads.opened, request.source.uri, who)
             request = request.model_copy(update={"source": request.source.model_copy(update={"uri": uri})})
-        return await planning.run(who.name, partial(planner.estimate, request, known, who.limits, rules))
+        return await planning.run(who.counted_as, partial(planner.estimate, request, known, who.limits, rules))

@@ -61,7 +61,7 @@ def add_submit(
             uri, rules = await with_storage(uploads.opened, request.source.uri, who)
             request = request.model_copy(update={"source": request.source.model_copy(update={"uri": uri})})
         work = partial(planner.plan, request, able, who.name, who.limits, is_user=is_user and rules is None, uploaded=rules)
-        plan, is_new = _once(await planning.run(who.name, work, planner.forget), request.new, sent.headers.get(ONCE))
+        plan, is_new = _once(await planning.run(who.counted_as, work, planner.forget), request.new, sent.headers.get(ONCE))
         submitted = await despite_disconnect(_entered(ledger, planner, plan, is_new=is_new))
         if not submitted.created:
             response.status_code = 200

@@ -96,7 +96,7 @@ def add_events(app: FastAPI, broadcaster: Broadcaster, known_s: float = KNOWN_S)
     """
 
     async def seat(who: Who) -> AsyncIterator[None]:
-        with broadcaster.seat(who.name):
+        with broadcaster.seat(who.counted_as):
             yield
 
     # Not in the OpenAPI document, which cannot say that an answer never ends.
