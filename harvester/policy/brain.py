@@ -25,7 +25,7 @@ from harvester.policy.parts import Parts
 from harvester.policy.ran import StepRan
 from harvester.policy.step.batch import Batch, batch_of
 from harvester.policy.step.freed import at, newest_offline, without
-from harvester.policy.step.guarantee import first_rows, led, owed
+from harvester.policy.step.guarantee import first_rows, led, owed, served
 from harvester.policy.step.plan import plan_step
 from harvester.policy.step.preempt import best_step_s, detect_s
 from harvester.policy.step.share import PROMPTS_PER_STEP
@@ -143,10 +143,10 @@ class Brain:
         rest, places = without(view, (*swapped, *stalled)) if swapped or stalled else (view, None)
         if self._online:
             self._online_at_s = now_s
-        first, lacks = self._first(rest)
+        batch = rest.batch if rest.batch is not None else batch_of(rest.running, (), ranks)
+        first, lacks = self._first(rest, batch)
         rows = led(parts.offline.rows, first) if first else parts.offline.rows
         seen = self._step_view(rest, ranks, rows, lacks)
-        batch = rest.batch if rest.batch is not None else batch_of(rest.running, (), ranks)
         self._gave_way.update([view.running[place].name for place in stalled])
         step = self._step(rest, seen, batch)
         out = self._without_turn(rest, step, ranks)
@@ -184,16 +184,15 @@ class Brain:
         step = given_up(step, lost) if lost else step
         return yielding(view, step) if view.chat_only and self._online else step
 
-    def _first(self, view: EngineView) -> tuple[list[OfflineRow], Owed | None]:
+    def _first(self, view: EngineView, batch: Batch) -> tuple[list[OfflineRow], Owed | None]:
         """The waiting rows that are admitted before all others because a job lacks a guaranteed share, and what it lacks."""
         order, admission = self._parts.offline, self._parts.admission
-        late = order.late()
-        lacks = owed(late, view, order.known, lambda one: admission.holds(one, view.held))
-        if late is None or lacks is None:
+        lacks = owed(order.late(), view, order.known, lambda one: admission.holds(one, view.held))
+        lack = served(lacks, view, batch, order.rows, admission.blocks)
+        if lack is None:
             return [], None
-        slots, blocks = lacks
-        first = first_rows(order.rows, late.job, min(slots, view.max_seqs - view.loading - len(view.running)))
-        return first, Owed(frozenset([row.name for row in first]), blocks, sum([admission.blocks(row) for row in first]))
+        first = first_rows(order.rows, lack.job, min(lack.slots, view.max_seqs - view.loading - len(view.running)))
+        return first, Owed(frozenset([row.name for row in first]), lack.blocks, sum([admission.blocks(row) for row in first]))
 
     def _admitted(self, view: StepView, batch: Batch, step: StepPlan, rows: Rows) -> tuple[str, ...]:
         space = step.offline_slots, step.offline_blocks

@@ -8,10 +8,11 @@ from dataclasses import replace
 import pytest
 
 from harvester.policy.brain import Brain
-from harvester.policy.order.offline import OfflineRow
+from harvester.policy.order.offline import Fair, OfflineRow
 from harvester.policy.order.online import OnlineRequest
 from harvester.policy.parts import PartsConfig, parts_of
-from harvester.policy.step.guarantee import stretched_s
+from harvester.policy.step.batch import batch_of
+from harvester.policy.step.guarantee import Lack, served, stretched_s
 from harvester.policy.step.plan import plan_step
 from harvester.policy.step.view import Guarantee, Owed, StepView
 from harvester.policy.view import EngineView, Plan, PolicyConfig, Running
@@ -61,31 +62,52 @@ def test_an_arrival_that_waits_comes_before_the_share() -> None:
 
 
 def plan_of(
-    admission: str, running: dict[str, int], waiting: dict[str, int], shares: dict[str, float], *, order: str = "fair", chats: int = 16
+    admission: str,
+    running: dict[str, int],
+    waiting: dict[str, int],
+    shares: dict[str, float],
+    *,
+    order: str = "fair",
+    chats: int = 16,
+    chat_blocks: int = 10,
+    sizes: dict[str, int] | None = None,
+    kept: tuple[int, float] = (32, 0.1),
 ) -> Plan:
-    """16 chats, and rows by job, in an engine of 64 slots and 2,000 blocks that keeps 32 slots for chat."""
-    limits = PolicyConfig(reserved_slots=32, reserved_kv=0.1, offline_step_tokens=256)
+    """Chats, and rows by job, in an engine of 64 slots and 2,000 blocks.
+
+    ``sizes``: KV blocks of a row at its end, by job; 20 for the others. ``kept``: slots, and share of the blocks, kept for chat.
+    """
+    limits = PolicyConfig(reserved_slots=kept[0], reserved_kv=kept[1], offline_step_tokens=256)
     brain = Brain(parts_of(PartsConfig(admission=admission, reserve="fixed", budget="fixed", offline_order=order), a_model(CPU)), limits)
     held = list[Running]()
     for number in range(chats):
-        brain.arrive(OnlineRequest(f"c{number}", blocks=10), 1.0)
-        held.append(ONLINE._replace(name=f"c{number}", blocks_now=10, context=159))
+        brain.arrive(OnlineRequest(f"c{number}", blocks=chat_blocks), 1.0)
+        held.append(ONLINE._replace(name=f"c{number}", blocks_now=chat_blocks, context=16 * chat_blocks - 1))
 
     def row(name: str, job: str) -> OfflineRow:
         guarantee, weight = Guarantee(shares[job]) if job in shares else None, 8.0 if job in shares else 100.0
-        lengths = {"final_blocks": 20, "tokens": 160, "blocks": 10, "prompt_tokens": 160, "max_tokens": 160}
+        size = (sizes or {}).get(job, 20)
+        known = size - 1 if sizes and job in sizes else 10  # blocks that it needs by now
+        lengths = {
+            "final_blocks": size,
+            "tokens": 16 * known,
+            "blocks": known,
+            "prompt_tokens": 16 * known,
+            "max_tokens": 16 * (size - known),
+        }
         return OfflineRow(name, job, weight=weight, guarantee=guarantee, **lengths)  # type: ignore[arg-type]
 
     for job, count in running.items():
         for number in range(count):
-            brain.arrive(row(f"{job}-r{number}", job), 1.0)
-            brain.offline.take(f"{job}-r{number}")
-            held.append(OFFLINE._replace(name=f"{job}-r{number}", blocks_now=10, blocks_final=20, context=159))
+            one = row(f"{job}-r{number}", job)
+            brain.arrive(one, 1.0)
+            brain.offline.take(one.name)
+            held.append(OFFLINE._replace(name=one.name, blocks_now=one.blocks, blocks_final=one.final_blocks, context=one.tokens - 1))
     for job, count in waiting.items():
         for number in range(count):
             brain.arrive(row(f"{job}-w{number}", job), 2.0)
     brain.offline.charge("late", 1e6)  # by the fair order the others are next
-    return brain.plan(EngineView(held, WaitingOnline(), 2000 - 10 * len(held), 2000, 64, 3.0, 16, 2048))
+    return brain.plan(EngineView(held, WaitingOnline(), 2000 - sum(one.blocks_now for one in held), 2000, 64, 3.0, 16, 2048))
 
 
 ADMISSION = pytest.mark.parametrize("admission", ["expected", "worst"])
@@ -124,6 +146,41 @@ def test_the_late_job_that_holds_the_least_of_its_share_is_served_first(admissio
     assert admitted(plan) == {"late": 10}
     plan = plan_of(admission, {"late": 12, "later": 0, "other": 4}, {"late": 20, "later": 20, "other": 20}, {"late": 0.2, "later": 0.1})
     assert admitted(plan) == {"later": 7}
+
+
+@ADMISSION
+@pytest.mark.parametrize("size", [500, 300], ids=["it has its share", "what it lacks is less than its next row"])
+def test_a_late_job_that_can_be_given_no_more_kv_leaves_the_guarantee_to_another(admission: str, size: int) -> None:
+    running, waiting = {"long": 1, "late": 5, "other": 10}, {"long": 20, "late": 20, "other": 20}
+    assert admitted(plan_of(admission, running, waiting, {"late": 0.25}, sizes={"long": size})) == {"late": 11}
+    assert admitted(plan_of(admission, running, waiting, {"long": 0.25, "late": 0.25}, sizes={"long": size})) == {"late": 11}
+
+
+@ADMISSION
+def test_a_late_job_whose_rows_are_too_long_beside_chat_leaves_the_guarantee_to_another(admission: str) -> None:
+    running, waiting, sizes = {"other": 16}, {"long": 20, "late": 20, "other": 20}, {"long": 450, "late": 3, "other": 3}
+    plan = plan_of(admission, running, waiting, {"long": 0.25, "late": 0.25}, chat_blocks=100, sizes=sizes, kept=(32, 0.0))
+    assert admitted(plan) == {"late": 16}
+
+
+@pytest.mark.parametrize(
+    ("long_blocks", "free_blocks", "expected"),
+    [(450, 100, "late"), (450, 1600, "long"), (501, 1600, "late"), (450, 0, "late")],
+    ids=["too long beside chat", "the chats share their prompt", "longer than what it lacks", "nothing is free"],
+)
+def test_of_the_jobs_that_lack_some_of_their_share_the_first_whose_next_row_fits_is_served(
+    long_blocks: int, free_blocks: int, expected: str
+) -> None:
+    chats, rows = [ONLINE._replace(blocks_now=100)] * 16, [OFFLINE._replace(blocks_now=20)] * 10
+    at, waiting = EngineView([*chats, *rows], WaitingOnline(), free_blocks, 2000, 64, 3.0, 16, 2048), Fair()
+    waiting.add(OfflineRow("l", "long", final_blocks=long_blocks))
+    waiting.add(OfflineRow("s", "late", final_blocks=20))
+    lacks = [Lack("long", 9, 500), Lack("late", 5, 300)]
+    found = served(lacks, at, batch_of(at.running), waiting.rows, lambda row: row.final_blocks)
+    assert found is not None
+    assert found.job == expected
+    assert served(lacks, at, batch_of(at.running), waiting.rows, lambda row: 2000) == lacks[0], "where none fits, as without the others"
+    assert served([], at, batch_of(at.running), waiting.rows, lambda row: 20) is None
 
 
 @pytest.mark.parametrize(

@@ -181,11 +181,11 @@ class OfflineOrders(RuleBasedStateMachine):
         given_ = [guarantee for guarantee in self.newest.values() if guarantee is not None]
         assert self.order.guarantee() == max(given_, key=lambda one: one.share, default=None)
         late, waits = self.order.late(), {one.job for one in self.waits.values()}
-        assert (late is None) == (not any(guarantee is not None and job in waits for job, guarantee in self.newest.items()))
-        if late is not None:
-            given_to = self.newest[late.job]
-            assert given_to is not None
-            assert (late.share, late.held) == (given_to.share, sum(one.job == late.job for one in self.runs.values()))
+        assert {one.job: one.share for one in late} == {
+            job: one.share for job, one in self.newest.items() if one is not None and job in waits
+        }
+        assert [one.held for one in late] == [sum(row.job == one.job for row in self.runs.values()) for one in late]
+        assert late == sorted(late, key=lambda one: one.held / one.share)
         check = getattr(self.order, "check", None)
         if check is not None:
             check()

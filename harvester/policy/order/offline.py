@@ -81,8 +81,8 @@ class OfflineOrder(Protocol):
     def guarantee(self) -> Guarantee | None:
         """The largest guarantee of a job with rows; None where no job has one."""
 
-    def late(self) -> Late | None:
-        """Of the jobs with a guarantee and waiting rows, the one that holds the fewest slots for its share; None: there is none."""
+    def late(self) -> list[Late]:
+        """The jobs with a guarantee and waiting rows; first the one that holds the fewest slots for its share."""
 
     def __len__(self) -> int:
         """How many wait."""
@@ -108,13 +108,13 @@ class _Rows:
     def guarantee(self) -> Guarantee | None:
         return max(self._guarantees.values(), key=lambda given: given.share, default=None) if self._guarantees else None
 
-    def late(self) -> Late | None:
+    def late(self) -> list[Late]:
         if not self._guarantees:
-            return None
+            return []
         found = [
             Late(job, given.share, self._counts[job] - self._waits[job]) for job, given in self._guarantees.items() if self._waits[job]
         ]
-        return min(found, key=lambda one: one.held / one.share, default=None)
+        return sorted(found, key=lambda one: one.held / one.share)
 
     def _enter(self, row: OfflineRow) -> None:
         assert row.name not in self._waiting, f"{row.name} waits already"

@@ -1,7 +1,8 @@
 """The minimum share of the engine that a job near its deadline is guaranteed, applied to the plan of a step.
 
 While the job holds less than its share of both slots and KV, its rows are admitted before those of other jobs. They may use reserved slots
-and KV that are free now; rows of other jobs may not. Of several such jobs a step serves the one that holds the least of its share.
+and KV that are free now; rows of other jobs may not. Of several such jobs a step serves the one that holds the fewest slots for its share,
+among those that can be given a row.
 
 Chat stays first: an arrival that finds no slot or KV still preempts. Only with `above_slo` may a step exceed the SLO, so that offline work
 has its share of the step's time.
@@ -12,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from itertools import chain, islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from harvester.policy.step.view import StepView
 from harvester.policy.view import EngineView, Running
@@ -20,6 +21,7 @@ from harvester.policy.view import EngineView, Running
 if TYPE_CHECKING:
     from harvester.policy.admission.rule import Rows
     from harvester.policy.order.offline import Late, OfflineRow
+    from harvester.policy.step.batch import Batch
 
 
 def stretched_s(limit_s: float, view: StepView, online_s: float) -> float:
@@ -28,21 +30,51 @@ def stretched_s(limit_s: float, view: StepView, online_s: float) -> float:
     return max(limit_s, online_s / (1.0 - given.share)) if given is not None and given.above_slo else limit_s
 
 
-def owed(late: Late | None, view: EngineView, known: Mapping[str, OfflineRow], holds: Callable[[Running], int]) -> tuple[int, int] | None:
-    """Slots and KV blocks that the job lacks of its share; None if it has its share of either, or no row can be admitted.
+class Lack(NamedTuple):
+    """What a late job lacks of its share: ``slots`` and KV ``blocks``, both above 0."""
 
-    ``known``: the offline rows that have not ended; ``holds``: KV blocks that a running one is counted with. O(running) below the share.
+    job: str
+    slots: int
+    blocks: int
+
+
+def owed(late: Sequence[Late], view: EngineView, known: Mapping[str, OfflineRow], holds: Callable[[Running], int]) -> list[Lack]:
+    """What the jobs ``late`` lack, in their order, without those that have their share of slots or KV. Empty if no row can be admitted.
+
+    ``known``: the offline rows that have not ended; ``holds``: KV blocks that a running one is counted with. O(running) for all jobs
+    together; O(jobs) while all have their slots.
     """
     max_seqs = view.max_seqs - view.loading
-    if late is None or view.waiting or len(view.running) >= max_seqs:
-        return None
-    slots = math.ceil(late.share * max_seqs)
-    if late.held - view.loading >= slots:
-        return None
-    own = [one for one in view.running if one.offline and (row := known.get(one.name)) is not None and row.job == late.job]
-    slots -= len(own)
-    blocks = math.ceil(late.share * view.total_blocks) - sum([holds(one) for one in own])
-    return (slots, blocks) if slots > 0 and blocks > 0 else None
+    if not late or view.waiting or len(view.running) >= max_seqs:
+        return []
+    below = {one.job: one.share for one in late if one.held - view.loading < math.ceil(one.share * max_seqs)}
+    if not below:
+        return []
+    own: dict[str, list[Running]] = {job: [] for job in below}
+    for one in view.running:
+        if one.offline and (row := known.get(one.name)) is not None and row.job in own:
+            own[row.job].append(one)
+    lacks = [
+        Lack(job, math.ceil(share * max_seqs) - len(own[job]), math.ceil(share * view.total_blocks) - sum([holds(one) for one in own[job]]))
+        for job, share in below.items()
+    ]
+    return [lack for lack in lacks if lack.slots > 0 and lack.blocks > 0]
+
+
+def served(lacks: Sequence[Lack], view: EngineView, batch: Batch, rows: Rows, needs: Callable[[OfflineRow], int]) -> Lack | None:
+    """The job that this step serves: the first whose next row fits into the KV that it lacks, beside chat; the first of all if none does.
+
+    A job with long rows may lack less than a row for hours, or wait for chat to go: the others must not wait with it. ``needs``: KV blocks
+    that a waiting row is charged. O(1) with one job, otherwise a look at the first row of each.
+    """
+    if len(lacks) < 2:
+        return lacks[0] if lacks else None
+    used, chat = view.total_blocks - view.free_blocks, batch.chat_blocks
+    if chat > used:  # the chats share some, and hold what is in use beside the rows
+        chat = max(0, used - (batch.final_blocks - batch.growth_blocks))
+    room = view.total_blocks - chat
+    fitting = (one for one in lacks if sum([needs(row) for row in first_rows(rows, one.job, 1)]) <= min(one.blocks, room))
+    return next(fitting, lacks[0])
 
 
 def opened(space: tuple[int, int], view: StepView, free_blocks: int) -> tuple[int, int]:
