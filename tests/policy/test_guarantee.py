@@ -183,6 +183,30 @@ def test_of_the_jobs_that_lack_some_of_their_share_the_first_whose_next_row_fits
     assert served([], at, batch_of(at.running), waiting.rows, lambda row: 20) is None
 
 
+@ADMISSION
+def test_slots_opened_for_a_late_job_whose_rows_wait_for_chat_are_not_filled_by_others(admission: str) -> None:
+    running, waiting, sizes = {"other": 14}, {"late": 20, "other": 20}, {"late": 500, "other": 3}
+    plan = plan_of(admission, running, waiting, {"late": 0.25}, chat_blocks=100, sizes=sizes, kept=(32, 0.0))
+    assert admitted(plan) == {"other": 2}
+    assert plan == plan_of(admission, running, waiting, {}, chat_blocks=100, sizes=sizes, kept=(32, 0.0))
+
+
+@ADMISSION
+def test_kv_opened_for_a_late_job_whose_rows_wait_for_chat_is_not_filled_by_others(admission: str) -> None:
+    running, waiting, sizes = {"other": 10}, {"late": 20, "other": 40}, {"late": 1200, "other": 20}
+    plan = plan_of(admission, running, waiting, {"late": 0.7}, chat_blocks=60, sizes=sizes, kept=(0, 0.45))
+    assert admitted(plan) == {}
+    assert admitted(plan_of(admission, running, waiting, {}, chat_blocks=60, sizes=sizes, kept=(0, 0.45))) == {}
+
+
+@ADMISSION
+def test_a_late_row_that_fits_beside_chat_only_into_what_is_kept_is_admitted(admission: str) -> None:
+    waiting, sizes = {"late": 20, "other": 20}, {"late": 450, "other": 3}
+    plan = plan_of(admission, {}, waiting, {"late": 0.25}, chats=13, chat_blocks=100, sizes=sizes, kept=(0, 0.2))
+    assert admitted(plan)["late"] == 1
+    assert "late" not in admitted(plan_of(admission, {}, waiting, {}, chats=13, chat_blocks=100, sizes=sizes, kept=(0, 0.2)))
+
+
 @pytest.mark.parametrize(
     ("guarantee", "limit_s", "expected"),
     [

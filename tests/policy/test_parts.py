@@ -294,6 +294,14 @@ def test_a_guarantee_never_admits_fewer_rows_and_no_more_than_is_free(name: str,
 
 
 @pytest.mark.parametrize("name", ADMISSIONS)
+@given(rows=st.lists(SMALL_ROWS, max_size=6, unique_by=lambda one: one.name), running=st.integers(0, 7), free=st.integers(0, 100))
+def test_a_guarantee_opens_nothing_for_rows_of_other_jobs(name: str, rows: list[OfflineRow], running: int, free: int) -> None:
+    seen = view(*[chat()] * running, max_seqs=8, free_blocks=free, total_blocks=102, reserve=(4, 40))
+    owed = Owed(frozenset(["r-late"]), 91, 91)  # its row waits for chat
+    assert admits(ADMISSIONS[name](CONFIG), rows, replace(seen, owed=owed)) == admits(ADMISSIONS[name](CONFIG), rows, seen)
+
+
+@pytest.mark.parametrize("name", ADMISSIONS)
 def test_a_row_too_large_beside_chat_keeps_no_other_out(name: str) -> None:
     admission = ADMISSIONS[name](CONFIG)
     large, small = waiting_row(1, 1400, 0, 100), waiting_row(2, 40, 0, 20)

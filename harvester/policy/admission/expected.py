@@ -7,12 +7,13 @@ grows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import NamedTuple
 
 from harvester.policy.admission.curve import Curve, Row
 from harvester.policy.admission.margin import KvMargin
-from harvester.policy.admission.rule import Rows, Space, held, kept, passing
+from harvester.policy.admission.rule import Rows, Space, beside_reserve, held, kept, passing, within
 from harvester.policy.bisection import largest_from_below
 from harvester.policy.model.lengths import AnswerLengths
 from harvester.policy.order.offline import OfflineRow
@@ -76,12 +77,8 @@ class Expected:
 
     def space(self, view: StepView, batch: Batch, config: PolicyConfig) -> Space:
         """The blocks are those that are free now, less what running prompts will take."""
-        kept_slots, kept_blocks = kept(view, config)
-        slots = view.max_seqs - kept_slots - len(view.running)
-        pending = _pending(view, batch)
-        free = view.free_blocks - pending
-        least = (0, 0) if view.running else (1, view.offline_next_blocks)
-        return opened((max(slots, least[0]), max(free - kept_blocks, least[1])), view, free)
+        free = view.free_blocks - _pending(view, batch)
+        return opened(beside_reserve(view, config, free), view, free)
 
     def admitted(self, rows: Rows, space: Space, view: StepView, batch: Batch, config: PolicyConfig) -> tuple[str, ...]:
         """O(running); O(1) while the same row is refused. Shared KV is counted in full for new rows, and discounted for running ones.
@@ -112,7 +109,9 @@ class Expected:
             need, caps = row.tokens + _left(self._length(row), row.tokens) + view.block_tokens / 2, caps_of(row)
             return need <= caps.beside or (need <= caps.alone and (not others or need > caps.calm))
 
-        queue = _Queue(rows(()) if idle else passing(rows, waits_for_rows), space)
+        beside = space if owed is None else beside_reserve(view, config, view.free_blocks - _pending(view, batch))
+        waiting = rows(()) if idle else passing(rows, waits_for_rows)
+        queue = _Queue(within(waiting, self.blocks, space, beside, owed.names if owed is not None else ()))
         if not queue.reach(1):
             return ()
         if not idle and self._is_still_refused(queue.found[0].name, view, batch, caps_of(queue.found[0]).beside):
@@ -207,21 +206,15 @@ class Expected:
 
 
 class _Queue:
-    """The first waiting rows, taken lazily from their order, within the free slots and blocks."""
+    """The first waiting rows that find slots, and KV for their tokens so far, taken lazily."""
 
-    def __init__(self, rows: Iterable[OfflineRow], space: Space) -> None:
+    def __init__(self, rows: Iterator[OfflineRow]) -> None:
         self.found: list[OfflineRow] = []
-        self._rows, (self._slots, self._blocks) = iter(rows), space
+        self._rows = rows
 
     def reach(self, count: int) -> bool:
-        """Whether ``count`` rows wait, with slots and with KV for their tokens so far."""
-        while len(self.found) < count and self._slots > 0:
-            row = next(self._rows, None)
-            if row is None or row.blocks > self._blocks:
-                self._slots = 0
-                break
-            self.found.append(row)
-            self._slots, self._blocks = self._slots - 1, self._blocks - row.blocks
+        """Whether there are ``count`` such rows."""
+        self.found += islice(self._rows, max(0, count - len(self.found)))
         return len(self.found) >= count
 
 

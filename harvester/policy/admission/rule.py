@@ -35,8 +35,8 @@ class Admission(Protocol):
 
     def admitted(self, rows: Rows, space: Space, view: StepView, batch: Batch, config: PolicyConfig) -> tuple[str, ...]:
         """Names of those of ``rows`` that are admitted within ``space``, in order. A row that does not fit blocks those behind it, or it
-        would wait for ever. One that would not fit even if no other row ran is skipped: it waits for chat, not for rows. May be called
-        again for the same step."""
+        would wait for ever. One that would not fit even if no other row ran is skipped: it waits for chat, not for rows. What ``space``
+        holds of the reserve is for the rows of `StepView.owed` alone. May be called again for the same step."""
 
     def ended(self, row: OfflineRow, answer_tokens: int | None) -> None:
         """The row ended with ``answer_tokens``; None: it was aborted."""
@@ -55,31 +55,53 @@ class WorstCase:
         return one.blocks_final
 
     def space(self, view: StepView, batch: Batch, config: PolicyConfig) -> Space:
-        kept_slots, kept_blocks = kept(view, config)
-        slots = view.max_seqs - kept_slots - len(view.running)
-        free = view.free_blocks - batch.growth_blocks - view.loading_growth
-        least = (0, 0) if view.running else (1, view.offline_next_blocks)
-        return opened((max(slots, least[0]), max(free - kept_blocks, least[1])), view, free)
+        free = _free(view, batch)
+        return opened(beside_reserve(view, config, free), view, free)
 
     def admitted(self, rows: Rows, space: Space, view: StepView, batch: Batch, config: PolicyConfig) -> tuple[str, ...]:
-        slots, blocks = space
-        names: list[str] = []
-        most = view.total_blocks - kept(view, config)[1] - held(view, batch)[1]
-        waiting = passing(rows, lambda row: row.final_blocks <= most) if view.running else rows(())
-        for row in waiting if slots > 0 else ():
-            blocks -= self.blocks(row)
-            if blocks < 0:
-                break
-            names.append(row.name)
-            if len(names) == slots:
-                break
-        return tuple(names)
+        beside_chat = view.total_blocks - held(view, batch)[1]
+        most = most_first = beside_chat - kept(view, config)[1]
+        usual, first = space, frozenset[str]()
+        if view.owed is not None:
+            most_first = max(most, min(beside_chat, view.owed.blocks))
+            usual, first = beside_reserve(view, config, _free(view, batch)), view.owed.names
+        waiting = passing(rows, lambda row: row.final_blocks <= (most_first if row.name in first else most)) if view.running else rows(())
+        return tuple([row.name for row in within(waiting, self.blocks, space, usual, first)])
 
     def ended(self, row: OfflineRow, answer_tokens: int | None) -> None:
         """Answer lengths change nothing."""
 
     def ran(self, computed: int, recomputed: int) -> None:
         """KV never runs out for it."""
+
+
+def _free(view: StepView, batch: Batch) -> int:
+    """KV blocks that are free, less what the running requests and those read back may still need."""
+    return view.free_blocks - batch.growth_blocks - view.loading_growth
+
+
+def beside_reserve(view: StepView, config: PolicyConfig, free_blocks: int) -> Space:
+    """The slots and KV blocks beside the reserve. ``free_blocks``: as admission counts them. An idle engine always has room for one row."""
+    kept_slots, kept_blocks = kept(view, config)
+    least = (0, 0) if view.running else (1, view.offline_next_blocks)
+    return max(view.max_seqs - kept_slots - len(view.running), least[0]), max(free_blocks - kept_blocks, least[1])
+
+
+def within(
+    rows: Iterable[OfflineRow], needs: Callable[[OfflineRow], int], space: Space, usual: Space, first: Container[str]
+) -> Iterator[OfflineRow]:
+    """The first of ``rows`` that fit together into ``space``, up to one that does not. Others than ``first`` fit only into ``usual`` too.
+
+    ``needs``: KV blocks of a row; ``first``: names. Reads no row that it has no slot for.
+    """
+    usual = min(space[0], usual[0]), min(space[1], usual[1])
+    waiting, slots, blocks = iter(rows), 0, 0
+    while slots < space[0] and (row := next(waiting, None)) is not None:
+        most = space if row.name in first else usual
+        slots, blocks = slots + 1, blocks + needs(row)
+        if slots > most[0] or blocks > most[1]:
+            return
+        yield row
 
 
 def passing(rows: Rows, waits_for_rows: Callable[[OfflineRow], bool]) -> Iterator[OfflineRow]:
