@@ -63,11 +63,15 @@ def test_a_chat_gets_the_kv_that_the_watermark_keeps_free_at_admission() -> None
     assert preempted(drive) == 1
 
 
-def test_a_chat_that_vllm_refuses_for_kv_that_nobody_counted_gets_that_of_rows() -> None:
+@pytest.mark.parametrize("was_skipped", [False, True], ids=["new", "once-skipped"])
+def test_a_chat_that_vllm_refuses_for_kv_that_nobody_counted_gets_that_of_rows(was_skipped: bool) -> None:
+    """vLLM notes a chat that waited for its grammar or its adapter, and keeps the note until it runs."""
     drive = beside_a_chat(6, free=45)
     drive.scheduler._kv = KvGroups.one(BLOCK)
     drive.scheduler._ahead.clear()
     drive.add("B", 600, 5, offline=False)
+    if was_skipped:
+        drive.scheduler.deferred_waiting.add(drive.requests["B"])
     assert steps_until_served(drive, "B") <= 5
     assert preempted(drive) <= 3
 

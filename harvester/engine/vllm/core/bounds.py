@@ -115,8 +115,8 @@ class Refused:
 
 
 def _refused(scheduler: Any, output: Any, budget_tokens: int) -> str | None:
-    chat = scheduler.waiting.next_online
-    if chat is None or chat in scheduler.deferred_waiting or _has_items_left(chat) or scheduler.pause_state.value:
+    chat = scheduler.waiting.next_online  # one that vLLM skipped in this step has lost its turn
+    if chat is None or scheduler.waiting.holds_back(chat) or _has_items_left(chat) or scheduler.pause_state.value:
         return None  # for reasons of its own, or because the engine is paused
     left = budget_tokens - output.total_num_scheduled_tokens
     has_turn = len(scheduler.running) < scheduler.max_num_active_reqs and left >= min(chat.num_tokens, budget_tokens // 2)
