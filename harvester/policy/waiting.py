@@ -124,8 +124,8 @@ class WaitingOnline:
         assert self.unpromised == any(one.due_s == math.inf for one in held)
 
 
-class WithFewerBlocks:
-    """A `WaitingView` in which requests need fewer KV blocks than counted, by name: running requests hold the rest, and share it."""
+class WithOtherBlocks:
+    """A `WaitingView` in which requests need other numbers of KV blocks than counted, by name: running requests may share theirs."""
 
     def __init__(self, waiting: WaitingView, blocks: Mapping[str, int]) -> None:
         self._waiting, self._blocks = waiting, blocks

@@ -16,7 +16,7 @@ with warnings.catch_warnings():
     from harvester.engine.vllm.core.scheduler import HarvestScheduler
 
 pytestmark = pytest.mark.engine
-BLOCK = 16
+BLOCK, STATE_BLOCK = 16, 544  # tokens
 SECTIONS = {"share": {"reserved_slots": 0, "reserved_kv": 0.0}, "schedule": {"reserve": "fixed"}}
 
 
@@ -90,6 +90,59 @@ def test_the_blocks_that_a_request_holds_are_those_that_are_counted(window: int)
         taken = 2000 - drive.free_blocks
         if "chat" not in drive.finished:
             assert kv.held(before + tokens) <= taken <= kv.held(before) + kv.step(before, before + tokens) + 3
+
+
+def with_states(drafts: int) -> Drive:
+    """Three groups with a recurrent state, one with attention, and blocks of 544 tokens, as in Qwen3-Next."""
+    return Drive(embedded_model(), HarvestScheduler, 400, 64, STATE_BLOCK, SECTIONS, model_tokens=8000, states=[drafts] * 3, full_last=True)
+
+
+@pytest.mark.parametrize("drafts", [0, 2])
+@pytest.mark.parametrize("tokens", [100, 1000, 3000])
+def test_the_blocks_that_a_recurrent_state_has_for_drafts_are_counted(tokens: int, drafts: int) -> None:
+    drive = with_states(drafts)
+    scheduler, counted = drive.scheduler, drive.scheduler._kv
+    taken = scheduler.kv_cache_manager.coordinator.get_num_blocks_to_allocate
+    blocks = tuple[list[object], ...]([] for _ in range(4))
+    assert counted.admitted(tokens) == taken("x", tokens, blocks, 0, 0, 0, tokens, apply_admission_cap=True, prefill_end=tokens)
+    drive.add("row", tokens, 600, offline=True)
+    over = 0
+    while "row" not in drive.finished:
+        drive.step()
+        if "row" not in drive.finished:
+            held, computed = 399 - drive.free_blocks, drive.requests["row"].num_computed_tokens
+            assert counted.held(computed) <= held <= counted.held(computed) + 3, "at a block's end each group keeps the last state too"
+            over += held > counted.held(computed)
+    assert over <= 600 // 100
+
+
+def test_a_chat_gets_the_kv_for_its_drafts_at_once() -> None:
+    drive = with_states(2)
+    for number in range(5):
+        drive.add(f"row-{number}", 400, 3000, offline=True)
+    drive.step()
+    drive.add("A", 50, 1900, offline=False)
+    for _ in range(3):
+        drive.step()
+    drive.scheduler.kv_cache_manager.block_pool.get_new_blocks(drive.free_blocks - 5)
+    drive.add("B", 100, 5, offline=False)
+    assert steps_until_served(drive, "B") == 1
+    assert preempted(drive) == 1
+
+
+def test_a_cached_state_that_nobody_holds_is_counted_beside_those_of_the_chat() -> None:
+    drive = with_states(0)
+    drive.enter(drive.asked("A", list(range(1100)), 1, offline=False))
+    while "A" not in drive.finished:
+        drive.step()
+    for number in range(5):
+        drive.add(f"row-{number}", 400, 3000, offline=True)
+    drive.step()
+    drive.scheduler.kv_cache_manager.block_pool.get_new_blocks(drive.free_blocks - 5)  # left: the two blocks and three states of A's prompt
+    drive.enter(drive.asked("B", list(range(2300)), 5, offline=False))
+    drive.step()
+    assert drive.requests["B"].num_computed_tokens > 1088, "its beginning is cached"
+    assert preempted(drive) == 2
 
 
 def with_a_common_prompt(groups: int, answer_tokens: int) -> Drive:

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from harvester.policy.kv.groups import Group, KvGroups
 
-GROUPS = st.lists(st.builds(Group, st.sampled_from([16, 32]), st.none() | st.integers(1, 200), st.none()), min_size=1, max_size=5)
+GROUP = st.builds(Group, st.sampled_from([16, 32]), st.none() | st.integers(1, 200), st.none(), st.sampled_from([0, 2]))
+GROUPS = st.lists(GROUP, min_size=1, max_size=5)
 
 
 @given(st.integers(0, 5000), st.integers(0, 300), st.sampled_from([16, 32]))
@@ -24,7 +25,7 @@ def test_a_step_takes_what_is_held_after_it_and_what_windows_free(groups: list[G
     kv = KvGroups(groups)
     assert kv.held(tokens) + kv.step(tokens, tokens + more) >= kv.held(tokens + more)
     assert kv.held(tokens) <= kv.admitted(tokens)
-    assert kv.step(tokens, tokens + 1) <= kv.per_decode
+    assert kv.step(tokens + 1, tokens + 2) <= kv.per_decode
 
 
 @pytest.mark.parametrize(
@@ -38,3 +39,9 @@ def test_a_window_holds_its_own_tokens_and_asks_for_those_of_a_step_too(tokens: 
 def test_a_group_with_a_bound_and_no_window_is_a_ring_of_so_many_blocks() -> None:
     kv = KvGroups([Group(16), Group(4, None, 1)])
     assert (kv.held(160), kv.admitted(160), kv.step(160, 320), kv.per_decode) == (11, 11, 10, 1)
+
+
+def test_a_state_has_blocks_for_drafts_beside_its_own_from_the_first_token_on() -> None:
+    kv = KvGroups([Group(16), *[Group(16, kept_tokens=1, most=3, extra=2)] * 3])
+    assert [(kv.held(tokens), kv.admitted(tokens)) for tokens in (1, 16, 160)] == [(10, 10), (10, 10), (19, 19)]
+    assert (kv.held(0), kv.step(0, 16), kv.step(16, 17), kv.per_decode) == (0, 10, 4, 4)

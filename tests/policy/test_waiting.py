@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harvester.policy.waiting import MIN_STALE, Waiting, WaitingOnline, WithFewerBlocks, WithMore
+from harvester.policy.waiting import MIN_STALE, Waiting, WaitingOnline, WithMore, WithOtherBlocks
 
 CHANGES = st.lists(
     st.tuples(st.sampled_from("abcdef"), st.none() | st.tuples(st.integers(1, 99), st.sampled_from([0.5, 1.0, 2.0, math.inf])))
@@ -46,7 +46,7 @@ def test_those_that_lose_their_kv_wait_with_the_others() -> None:
 
 def test_those_that_share_blocks_need_fewer_of_them() -> None:
     waiting = WaitingOnline([Waiting("a", 20, 2, 5.0), Waiting("b", 300, 19, 3.0), Waiting("c", 1, 1, math.inf)])
-    fewer = WithFewerBlocks(waiting, {"b": 4, "c": 0})
+    fewer = WithOtherBlocks(waiting, {"b": 4, "c": 0})
     assert (fewer.blocks, fewer.tokens, fewer.due_s, fewer.unpromised, len(fewer)) == (6, 321, 3.0, True, 3)
     assert [one.blocks for one in fewer] == [2, 4, 0]
     assert (fewer.get("b"), fewer.get("d")) == (Waiting("b", 300, 4, 3.0), None)

@@ -11,7 +11,7 @@ from vllm.config import CacheConfig, KVTransferConfig, ModelConfig, SchedulerCon
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, KVCacheSpec, MambaSpec, SlidingWindowSpec
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
@@ -28,7 +28,9 @@ class Drive:
     """``kind`` is the scheduler's class, ``sections`` what it is told under `harvester.engine.shared.settings.KEY`, in JSON values.
 
     ``blocks``: KV blocks of ``block_tokens``; ``transfer``: arguments of vLLM's `KVTransferConfig`, for a KV connector.
-    ``windows``: further KV groups, each with a sliding window of so many tokens. ``watermark``: share of the KV kept free at admission.
+    ``windows``: further KV groups, each with a sliding window of so many tokens. ``states``: further KV groups with a recurrent state, each
+    with so many blocks for drafts. ``full_last``: the group without a window comes after them. ``watermark``: share of the KV kept free at
+    admission.
     After each step every request whose prompt is computed gets one more token.
     """
 
@@ -45,6 +47,8 @@ class Drive:
         step_tokens: int = STEP_TOKENS,
         transfer: dict[str, Any] | None = None,
         windows: Sequence[int] = (),
+        states: Sequence[int] = (),
+        full_last: bool = False,
         watermark: float = 0.0,
     ) -> None:
         init_none_hash(sha256)
@@ -66,14 +70,16 @@ class Drive:
             additional_config={KEY: sections},
         )
         cache.num_gpu_blocks = blocks
-        attention = FullAttentionSpec(block_size=block_tokens, num_kv_heads=1, head_size=1, dtype=torch.float32)
-        windowed = [
+        if states:
+            cache.mamba_cache_mode = "align"
+        attention: KVCacheSpec = FullAttentionSpec(block_size=block_tokens, num_kv_heads=1, head_size=1, dtype=torch.float32)
+        others: list[KVCacheSpec] = [
             SlidingWindowSpec(block_size=block_tokens, num_kv_heads=1, head_size=1, dtype=torch.float32, sliding_window=window)
             for window in windows
         ]
-        groups = [
-            KVCacheGroupSpec(["layer" if not number else f"layer {number}"], spec) for number, spec in enumerate((attention, *windowed))
-        ]
+        others += [_state(block_tokens, drafts) for drafts in states]
+        specs = [*others, attention] if full_last else [attention, *others]
+        groups = [KVCacheGroupSpec(["layer" if not number else f"layer {number}"], spec) for number, spec in enumerate(specs)]
         self.kv_cache = KVCacheConfig(blocks, [], groups)
         self.scheduler = kind(
             vllm_config=self.config,
@@ -176,3 +182,14 @@ class Drive:
 
     def blocks(self, name: str) -> list[int]:
         return list(self.scheduler.kv_cache_manager.get_block_ids(name)[0])
+
+
+def _state(block_tokens: int, drafts: int) -> MambaSpec:
+    """A recurrent state, kept where a block ends, in pages as wide as those of attention."""
+    return MambaSpec(
+        block_size=block_tokens,
+        shapes=((block_tokens * 2,),),
+        dtypes=(torch.float32,),
+        mamba_cache_mode="align",
+        num_speculative_blocks=drafts,
+    )

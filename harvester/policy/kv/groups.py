@@ -20,6 +20,7 @@ class Group(NamedTuple):
     block_tokens: int
     kept_tokens: int | None = None  # of the last computed tokens, those whose KV stays; None: all
     most: int | None = None  # blocks of one request; None: no bound
+    extra: int = 0  # blocks of one request beside those of its tokens, for drafts
 
     @property
     def grows(self) -> bool:
@@ -46,15 +47,17 @@ class KvGroups:
         return cls([Group(block_tokens)])
 
     def _held(self, tokens: int) -> int:
-        """Blocks held once ``tokens`` are computed."""
+        """Blocks held once ``tokens`` are computed; none before the first."""
         blocks = 0
-        for (size, kept, most), count in self._groups:
-            each = -(-tokens // size) - (0 if kept is None else max(0, tokens - kept) // size)
+        for (size, kept, most, extra), count in self._groups if tokens else ():
+            each = -(-tokens // size) + extra - (0 if kept is None else max(0, tokens - kept) // size)
             blocks += count * (each if most is None else min(each, most))
         return blocks
 
     def _blocks(self, tokens: int) -> int:
-        return sum(count * -(-tokens // group.block_tokens) for group, count in self._groups if group.grows)
+        if not tokens:
+            return 0
+        return sum(count * (-(-tokens // group.block_tokens) + group.extra) for group, count in self._groups if group.grows)
 
     def step(self, before: int, after: int) -> int:
         """Blocks that a running request takes from the pool to go from ``before`` to ``after`` computed tokens, whatever it frees."""
@@ -62,6 +65,8 @@ class KvGroups:
 
     def admitted(self, tokens: int) -> int:
         """Blocks that must be free for a request with so many tokens to be admitted, none of them cached."""
-        return sum(
-            count * (-(-tokens // size) if most is None else min(-(-tokens // size), most)) for (size, _, most), count in self._groups
-        )
+        blocks = 0
+        for (size, _, most, extra), count in self._groups:
+            each = -(-tokens // size) + extra
+            blocks += count * (each if most is None else min(each, most))
+        return blocks

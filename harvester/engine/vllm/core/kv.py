@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any
 
 from harvester.policy.kv.groups import Group, KvGroups
-from harvester.policy.waiting import WaitingView, WithFewerBlocks
+from harvester.policy.waiting import WaitingView, WithOtherBlocks
 
 PROBE_BLOCKS = 16  # a group that asks for fewer for so many blocks of tokens has a bound: a state, or a ring
 MAX_LOOKED = 16  # waiting requests whose prompts are looked up in the prefix cache in a step
@@ -35,31 +35,35 @@ def shared_tokens(scheduler: Any, name: str, newcomers: int) -> int:
 
 
 def _group(manager: Any) -> Group:
-    tokens = PROBE_BLOCKS * manager.block_size
-    asked = manager.get_num_blocks_to_allocate("", tokens, [], 0, 0, tokens, apply_admission_cap=True)
+    one, asked = (
+        manager.get_num_blocks_to_allocate("", tokens, [], 0, 0, tokens, apply_admission_cap=True)
+        for tokens in (1, PROBE_BLOCKS * manager.block_size)
+    )
     manager.req_to_blocks.pop("", None)  # one kind of manager makes an entry for each request it is asked about
     skipped, most = manager.get_num_skipped_tokens(LONG_TOKENS), manager.max_admission_blocks_per_request
     if most is None and asked < PROBE_BLOCKS:
         most = asked
-    return Group(manager.block_size, LONG_TOKENS - skipped if skipped else None, most)
+    return Group(manager.block_size, LONG_TOKENS - skipped if skipped else None, most, max(0, one - 1))
 
 
 def with_shared(waiting: WaitingView, requests: Mapping[str, Any], kv_cache_manager: Any, short_blocks: int) -> WaitingView:
     """``waiting``, the first of them with the KV blocks that vLLM takes from the pool to admit them.
 
-    A prompt shares the blocks of its prefix that running requests hold. Cached blocks that nobody holds come out of the free ones. Asked
-    again in each step: what is shared may be gone in the next. No more are looked up once all ``short_blocks`` that lack are shared.
+    A prompt shares the blocks of its prefix that running requests hold. Cached blocks that nobody holds come out of the free ones; a
+    recurrent state found there is taken beside the request's own. Asked again in each step: what is shared may be gone in the next. No
+    more are looked up once all ``short_blocks`` that lack are shared.
     """
+    most = kv_cache_manager.block_pool.num_gpu_blocks  # vLLM asks for more where a state was cached in the step before: for one step
     counted: dict[str, int] = {}
     found = 0
     for one in islice(waiting, MAX_LOOKED):
         if short_blocks <= 0 or found >= MAX_FOUND:
             break
         taken, cached = _taken(requests[one.name], kv_cache_manager)
-        counted[one.name] = min(one.blocks, taken)
+        counted[one.name] = one.blocks if taken > most else taken
         short_blocks -= one.blocks - counted[one.name]
         found += cached
-    return WithFewerBlocks(waiting, counted)
+    return WithOtherBlocks(waiting, counted)
 
 
 def _taken(request: Any, kv_cache_manager: Any) -> tuple[int, int]:
