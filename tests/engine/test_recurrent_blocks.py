@@ -20,6 +20,7 @@ from harvester.policy.model.load import StepLoad
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # vLLM's own
     from bench.harness.engine.drive import Drive
+    from harvester.engine.vllm.core import bounds
     from harvester.engine.vllm.core.scheduler import AsyncHarvestScheduler, HarvestScheduler
 
 pytestmark = pytest.mark.engine
@@ -110,6 +111,40 @@ def test_a_prompt_is_computed_where_decodes_leave_less_than_a_block_of_the_large
         drive.step()
     drive.add("chat", PROMPT, 20, offline=False)
     check(computed(drive, "chat"))
+
+
+@pytest.mark.parametrize(("first_tokens", "step_tokens"), [(1900, 2048), (5900, 5800)], ids=str)
+def test_a_chat_prompt_at_the_end_of_a_step_that_others_filled_takes_no_more_steps_than_under_vllm(
+    drive_of: Callable[..., Drive], monkeypatch: pytest.MonkeyPatch, first_tokens: int, step_tokens: int
+) -> None:
+    def steps() -> list[int]:
+        drive = drive_of({}, step_tokens=step_tokens)
+        drive.add("first", first_tokens, 20, offline=False)
+        drive.add("chat", PROMPT, 20, offline=False)
+        return computed(drive, "chat")
+
+    found = steps()
+    monkeypatch.setattr(bounds.Chunks, "tokens", lambda _self, _scheduler, _request, _start, _tokens, split: split())
+    assert found == steps()
+
+
+def test_a_row_prompt_uses_the_end_of_a_step_that_others_filled(drive_of: Callable[..., Drive]) -> None:
+    drive = drive_of({}, step_tokens=8000)
+    drive.add("first", 7700, 20, offline=True)
+    drive.add("row", PROMPT, 20, offline=True)
+    assert computed(drive, "row")[0] == 8000 - 14 * BLOCK, "the first one's chunk ends with its last whole block"
+
+
+def test_a_chat_prompt_that_others_leave_less_than_a_block_in_each_step_waits_for_one_of_them(drive_of: Callable[..., Drive]) -> None:
+    """Shorter prompts have their turn first."""
+    drive = drive_of({})
+    drive.add("chat", PROMPT, 20, offline=False)
+    ends = []
+    for number in range(3):
+        drive.add(f"first-{number}", 1900, 1, offline=False)
+        drive.step()
+        ends.append(drive.requests["chat"].num_computed_tokens)
+    assert ends == [0, 2048 - 268 - 3 * BLOCK, BLOCK], "left: 416 tokens, and then 148 beside the end of one prompt and the next one"
 
 
 def test_a_chunk_that_holds_a_block_ends_with_one(drive_of: Callable[..., Drive]) -> None:

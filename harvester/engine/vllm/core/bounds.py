@@ -10,6 +10,7 @@ import copy
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
+from weakref import WeakSet
 
 from harvester.engine.vllm.core.reads import is_offline
 from harvester.policy.admission.adapters import rows_in_the_way
@@ -81,22 +82,54 @@ def waits_for_items(scheduler: Any, output: Any, budget_tokens: int) -> bool:
     )
 
 
-def chunk_tokens(scheduler: Any, tokens: int, split: Callable[[], int]) -> int:
-    """Tokens of a prompt's chunk, of the ``tokens`` that its step has left, in a model with recurrent layers. ``split``: vLLM's own answer.
+class Chunks:
+    """Where chunks of prompts end in a model with recurrent layers.
 
     vLLM caches a recurrent state where a KV block ends, and a block may have over 500 tokens. It lets a chunk end within a block only if
     no step could hold the block, by the token budget; otherwise a chunk of less than a block gets nothing. It compares with the budget of
     the whole step, decodes included: a step that has less left for prompts than a block would never compute any. Here such a chunk ends
     within the block, as in a model whose blocks are wider than its steps, and the next one at the block's end.
+
+    So a chat that begins a block within it has one block at most in the next step. Where the step could hold a block, but other prompts
+    filled it, the chat gets nothing, as in vLLM: once. If the next step has no block for it either, it takes what is left. Rows take it
+    at once: nobody waits for their first token.
     """
-    found = split()
-    if found or not tokens:
+
+    def __init__(self) -> None:
+        self._passed_over = WeakSet[Any]()  # chats that got nothing since they got tokens last
+
+    def tokens(self, scheduler: Any, request: Any, start: int, tokens: int, split: Callable[[], int]) -> int:
+        """Tokens of the request's chunk, which begins at ``start``, of the ``tokens`` left. ``split``: vLLM's own answer."""
+        found = split()
+        if not found and tokens:
+            if self._waits(scheduler, request, start):
+                self._passed_over.add(request)
+                return 0
+            found = _within_block(scheduler, tokens, split)
+        if self._passed_over:
+            self._passed_over.discard(request)
         return found
+
+    def _waits(self, scheduler: Any, request: Any, start: int) -> bool:
+        """Whether a request that vLLM gives nothing is left for the next step."""
+        block_tokens = scheduler.cache_config.block_size
+        if is_offline(request) or request in self._passed_over or start % block_tokens:
+            return False
+        return bool(block_tokens <= scheduler.max_num_scheduled_tokens - sum(map(_decode_tokens, scheduler.running)))
+
+
+def _within_block(scheduler: Any, tokens: int, split: Callable[[], int]) -> int:
     budget, scheduler.max_num_scheduled_tokens = scheduler.max_num_scheduled_tokens, tokens
     try:
         return split()
     finally:
         scheduler.max_num_scheduled_tokens = budget
+
+
+def _decode_tokens(request: Any) -> int:
+    """Tokens of the request in this step if its prompt was computed before."""
+    computed = request.num_computed_tokens
+    return 0 if computed < request.num_prompt_tokens else max(0, request.num_tokens_with_spec + request.num_output_placeholders - computed)
 
 
 class Refused:

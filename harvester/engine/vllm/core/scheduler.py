@@ -74,7 +74,7 @@ class HarvestScheduling(Stock):
         self._answered: list[tuple[Step, float, float]] = []  # answered steps that are not learnt from yet: seconds, time of the answer
         self._speculative = config.speculative_config is not None
         self._updated_s = float("-inf")
-        self._stalled, self._refused = False, bounds.Refused()
+        self._stalled, self._refused, self._chunks = False, bounds.Refused(), bounds.Chunks()
 
     # Events that vLLM reports
 
@@ -175,10 +175,11 @@ class HarvestScheduling(Stock):
         chat_only, segments = self._report.chat_only(now_s), self._report.max_segments
         return reads.view(self, self._kv, rows, batch, now_s, max_segments=segments, stalled=self._stalled, chat_only=chat_only)
 
-    def _mamba_block_aligned_split(self, request: Request, num_new_tokens: int, *args: Any, **kwargs: Any) -> int:
+    def _mamba_block_aligned_split(self, request: Request, num_new_tokens: int, *cached: int, **named: int) -> int:
         """vLLM's: a chunk of a prompt, which in a model with recurrent layers ends with a KV block if it can."""
         split = super()._mamba_block_aligned_split
-        return bounds.chunk_tokens(self, num_new_tokens, lambda: split(request, num_new_tokens, *args, **kwargs))
+        start = request.num_computed_tokens + sum(cached) + sum(named.values())
+        return self._chunks.tokens(self, request, start, num_new_tokens, lambda: split(request, num_new_tokens, *cached, **named))
 
     @contextmanager
     def _applied(self, plan: Plan, now_s: float) -> Iterator[None]:
