@@ -244,9 +244,14 @@ def test_who_loses_kv_in_the_middle_of_a_step_leaves_no_block_that_nobody_wrote(
     assert late.request_id in output.num_scheduled_tokens or scheduler.kv_cache_manager.get_computed_blocks(late)[1] <= computed
 
 
-def test_what_a_chat_shares_with_requests_that_run_is_known_and_what_only_the_cache_holds_is_not_shared() -> None:
-    tokens = 16
-    drive = Drive(embedded_model(), HarvestScheduler, 1200, 24, tokens, pack(parse_config({}, "test"), None), model_tokens=1024)
+@pytest.mark.parametrize(
+    ("windows", "full_last"), [((), False), ((128,), False), ((128,), True)], ids=["one", "full-first", "window-first"]
+)
+def test_what_a_chat_shares_with_requests_that_run_is_known_and_what_only_the_cache_holds_is_not_shared(
+    windows: tuple[int, ...], full_last: bool
+) -> None:
+    tokens, sections = 16, pack(parse_config({}, "test"), None)
+    drive = Drive(embedded_model(), HarvestScheduler, 1200, 24, tokens, sections, model_tokens=1024, windows=windows, full_last=full_last)
     template, brain, shared = list(range(20 * tokens)), drive.scheduler._brain, list[int]()
     observe = brain.observe
 

@@ -25,13 +25,27 @@ def groups_of(kv_cache_manager: Any, block_tokens: int) -> KvGroups:
     return KvGroups.one(block_tokens) if len(managers) <= 1 else KvGroups([_group(manager) for manager in managers])
 
 
-def shared_tokens(scheduler: Any, name: str, newcomers: int) -> int:
-    """Tokens at the beginning of a request whose KV blocks more requests hold than the ``newcomers`` of its step; O(log blocks).
+class Prefixes:
+    """The KV blocks at the beginning of requests, in a group that keeps them all, or in the first group if none does."""
 
-    Who holds a block holds all before it. Blocks that only newcomers hold came out of the free ones.
-    """
-    blocks = scheduler.kv_cache_manager.get_blocks(name).blocks[0]
-    return int(scheduler.block_size) * bisect_left(blocks, True, key=lambda block: block.ref_cnt <= newcomers)
+    def __init__(self, kv_cache_manager: Any) -> None:
+        managers = kv_cache_manager.coordinator.single_type_managers
+        whole = (place for place, manager in enumerate(managers) if not manager.get_num_skipped_tokens(LONG_TOKENS))
+        self.kv_cache_manager, self._group = kv_cache_manager, next(whole, 0) if managers else None
+        self._block_tokens = 0 if self._group is None else int(managers[self._group].block_size)
+
+    def shared_tokens(self, name: str, newcomers: int) -> int:
+        """Tokens at the beginning of a request whose KV blocks more requests hold than the ``newcomers`` of its step; O(log blocks).
+
+        Who holds a block holds all before it. Blocks that only newcomers hold came out of the free ones. A window's blocks begin with
+        vLLM's null block: nobody is counted as its holder.
+        """
+        if self._group is None:
+            return 0  # a model without KV
+        blocks = self.kv_cache_manager.get_blocks(name).blocks[self._group]
+        first = bisect_left(blocks, True, key=lambda block: not block.is_null)
+        end = bisect_left(blocks, True, first, key=lambda block: block.ref_cnt <= newcomers)
+        return self._block_tokens * end if end > first else 0
 
 
 def _group(manager: Any) -> Group:

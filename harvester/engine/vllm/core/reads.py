@@ -13,7 +13,7 @@ from vllm.v1.request import Request, RequestStatus
 from harvester.core import PRIORITY_OFFLINE
 from harvester.engine.core.steps import Step
 from harvester.engine.shared.settings import NO_SLO, Slo
-from harvester.engine.vllm.core.kv import shared_tokens, with_shared
+from harvester.engine.vllm.core.kv import Prefixes, with_shared
 from harvester.policy.kv.groups import KvGroups
 from harvester.policy.model.load import StepLoad
 from harvester.policy.order.offline import PREFIX_TOKENS, OfflineRow
@@ -253,7 +253,7 @@ def rough_load(output: SchedulerOutput) -> StepLoad:
     return StepLoad(tokens - seqs, 0.0, seqs, 0, seqs)
 
 
-def fill_in(scheduler: Scheduler, step: Step, rows: Mapping[str, OfflineRow]) -> None:
+def fill_in(scheduler: Scheduler, step: Step, rows: Mapping[str, OfflineRow], prefixes: Prefixes) -> None:
     """Fill in what the step planned last computes, and for whom. ``rows``: the offline requests that have not ended."""
     requests, step.admitted = scheduler.requests, admitted(step.output)
     for name, tokens in step.output.num_scheduled_tokens.items():
@@ -274,7 +274,7 @@ def fill_in(scheduler: Scheduler, step: Step, rows: Mapping[str, OfflineRow]) ->
         elif name in step.computed:
             step.chat_admitted_tokens += requests[name].num_tokens
             step.chat_cached_tokens += step.computed[name]
-            step.chat_shared_tokens += shared_tokens(scheduler, name, len(step.admitted))
+            step.chat_shared_tokens += prefixes.shared_tokens(name, len(step.admitted))
     step.recomputed = recomputed(scheduler, step.admitted, step.computed)
     step.load = load_of(step.output, step.computed)
     step.online_load = load_of(step.output, step.computed, step.online) if step.served and step.online else StepLoad()

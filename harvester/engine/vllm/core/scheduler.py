@@ -47,7 +47,7 @@ class HarvestScheduling(Stock):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         config, cpu = self.vllm_config, on_cpu()
-        self._kv = kv.groups_of(self.kv_cache_manager, self.block_size)
+        self._kv, self._prefixes = kv.groups_of(self.kv_cache_manager, self.block_size), kv.Prefixes(self.kv_cache_manager)
         self._settings = settings = Settings.parse(additional(config))
         self._backoff = sleep_between_looks() if cpu else None
         shared = SharedState(settings.shared) if settings.shared is not None else None
@@ -230,7 +230,7 @@ class HarvestScheduling(Stock):
         if step is None:
             return
         step.state = StepState.SENT
-        reads.fill_in(self, step, self._brain.offline.known)
+        reads.fill_in(self, step, self._brain.offline.known, self._prefixes)
         if self._checkpoints is not None:
             self._checkpoints.admitted(step.admitted, step.computed, step.began_s)
         if self._report.can_end_steps:
