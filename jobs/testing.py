@@ -264,6 +264,9 @@ class DirectLedger:
     async def jobs(self) -> list[JobView]:
         return self.ledger.jobs()
 
+    async def newest(self, owner: str | None, count: int | None) -> tuple[list[JobView], int]:
+        return self.ledger.newest(owner, count)
+
     async def now(self, ended: int) -> JobsNow:
         return self.ledger.now(ended)
 

@@ -103,9 +103,9 @@ class Calls(Generic[J]):
         view = yield from ask("GET", f"/api/jobs/{job_id}")
         return self._made(view, None)
 
-    def jobs(self) -> Flow[list[J]]:
-        """All jobs of this key, newest first."""
-        found = yield from ask("GET", "/api/jobs")
+    def jobs(self, limit: int | None = None) -> Flow[list[J]]:
+        """The newest ``limit`` jobs of this key, newest first; by default all."""
+        found = yield from ask("GET", "/api/jobs" if limit is None else f"/api/jobs?limit={limit}")
         return [self._made(view, None) for view in found["jobs"]]
 
     def upload(self, data: Any, name: str = "frame") -> Flow[str]:

@@ -124,7 +124,13 @@ class Client:
 
     def jobs(self) -> list[JobView]:
         """All jobs, newest first."""
-        return [self._view(job) for job in self._json("GET", "/api/jobs")["jobs"]]
+        return self.newest(None)[0]
+
+    def newest(self, limit: int | None) -> tuple[list[JobView], int]:
+        """The newest ``limit`` jobs, newest first, and how many older ones there are. None: all."""
+        found = self._json("GET", "/api/jobs", params={} if limit is None else {"limit": limit})
+        views = [self._view(job) for job in found["jobs"]]
+        return views[:limit], found.get("older", 0) + max(0, len(views) - (limit or len(views)))  # a server of before sends all
 
     def job(self, job_id: str) -> JobView:
         return self._view(self._json("GET", f"/api/jobs/{_segment(job_id)}"))

@@ -62,7 +62,7 @@ def made(record: JobRecord) -> tuple[float, str]:
     return record.row["created_at_s"], record.row["id"]
 
 
-def newest(records: Sequence[JobRecord], count: int) -> list[JobRecord]:
+def newest_ended(records: Sequence[JobRecord], count: int) -> list[JobRecord]:
     """The newest ``count`` of all, and of each owner the newest up to `OWN_ENDED` and ``count``: of these the newest `OWNERS_ENDED`.
 
     Looks no further than it must, because a page that is open asks each second.

@@ -19,7 +19,7 @@ from jobs.errors import NotFoundError, StateError
 from jobs.hint import Demand, SchedulingHint
 from jobs.ledger.book import JobBook
 from jobs.ledger.commits import Commits
-from jobs.ledger.counts import JobsNow, made, newest, owned
+from jobs.ledger.counts import JobsNow, made, newest_ended, owned
 from jobs.ledger.jobfile import insert_job, write_job
 from jobs.ledger.leasing import Leasing
 from jobs.ledger.record import JobRecord
@@ -163,14 +163,20 @@ class Ledger:
     # -- what there is --------------------------------------------------------------------------------------------------------
 
     def jobs(self) -> list[JobView]:
-        """Newest first."""
-        return [self._book.view(record) for record in sorted(self._book.jobs.values(), key=made, reverse=True)]
+        """All jobs, newest first."""
+        return self.newest(None, None)[0]
+
+    def newest(self, owner: str | None, count: int | None) -> tuple[list[JobView], int]:
+        """The newest ``count`` jobs of ``owner``, newest first, and how many others it has. None: all jobs; of all owners."""
+        found = [record for record in self._book.jobs.values() if owner is None or record.spec.owner == owner]
+        shown = sorted(found, key=made, reverse=True)[:count]
+        return [self._book.view(record) for record in shown], len(found) - len(shown)
 
     def now(self, ended: int) -> JobsNow:
-        """Views of the jobs that have not ended and of the `newest` ``ended`` others, newest first; the rest are only counted."""
+        """Views of the jobs that have not ended and of the `newest_ended` ``ended`` others, newest first; the rest are only counted."""
         book = self._book
         active = [record for record in book.jobs.values() if record.state not in ENDED]
-        over = newest([record for record in book.jobs.values() if record.state in ENDED], ended) if ended else []
+        over = newest_ended([record for record in book.jobs.values() if record.state in ENDED], ended) if ended else []
         views = [book.view(record) for record in sorted([*active, *over], key=made, reverse=True)]
         states = Counter((record.spec.model, record.state) for record in book.jobs.values())
         return JobsNow(views, states, len(book.jobs) - len(views), owned(book.jobs.values()))

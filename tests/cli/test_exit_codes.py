@@ -119,20 +119,20 @@ RAISED = {
 
 @pytest.mark.parametrize(("error", "exit_code", "line"), RAISED.values(), ids=RAISED.keys())
 def test_whatever_a_command_raises_becomes_one_line_and_an_exit_code(cli, monkeypatch, error, exit_code, line):
-    def broken(here):
+    def broken(here, limit):
         raise error
 
-    monkeypatch.setattr(status, "all_views", broken)
+    monkeypatch.setattr(status, "newest_views", broken)
     result = cli("jobs")
     assert (result.exit_code, result.stderr) == (exit_code, line)
 
 
 @pytest.mark.parametrize("words", [("--debug", "jobs"), ("jobs", "--debug")], ids=["before", "after"])
 def test_debug_shows_the_traceback_and_is_taken_before_or_after_the_command(cli, monkeypatch, words):
-    def broken(here):
+    def broken(here, limit):
         raise ZeroDivisionError("x")
 
-    monkeypatch.setattr(status, "all_views", broken)
+    monkeypatch.setattr(status, "newest_views", broken)
     result = cli(*words)
     assert result.exit_code == 1
     assert "Traceback" in result.stderr

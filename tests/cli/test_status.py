@@ -54,6 +54,20 @@ def test_jobs_prints_a_table_a_person_can_read(cli, server):
     assert line.split() == ["docs-7f3a", "running", "12,000", "25%", "7", "4,040", "2", "h", "05", "min", "summarize", "/docs.parquet"]
 
 
+def test_jobs_are_limited_and_the_older_ones_counted(cli, ledger):
+    *_, newest, older = cli("jobs", "--limit", "1").stdout.splitlines()
+    assert (newest.split()[0], older) == ("new-2222", "... and 1 older; --limit shows more")
+
+
+@pytest.mark.parametrize("answer", [{"sent": 2, "older": 1}, {"sent": 3}], ids=["by the server", "by an earlier server not"])
+def test_jobs_of_a_server_are_limited(cli, server, answer):
+    views = [job_view(id=f"docs-{number}").model_dump(mode="json") for number in range(answer.pop("sent"))]
+    server.answers["/api/jobs?limit=2"] = (200, {"jobs": views, **answer})
+    *_, first, second, older = cli("jobs", "--limit", "2").stdout.splitlines()
+    assert [first.split()[0], second.split()[0]] == ["docs-0", "docs-1"]
+    assert older == "... and 1 older; --limit shows more"
+
+
 def test_no_jobs_at_all_is_no_error(cli):
     result = cli("jobs")
     assert result.exit_code == 0

@@ -158,6 +158,20 @@ async def test_the_latest_job_is_the_askers(house: House) -> None:
     assert (await house.ask("bob", "GET", "/api/jobs/latest")).json()["id"] == bobs
 
 
+@pytest.mark.parametrize(("who", "newest", "older"), [("ann", "ann", 1), ("bob", "bob", 0), ("boss", "bob", 2)])
+async def test_the_newest_jobs_are_the_askers_and_its_older_ones_are_counted(house: House, who: str, newest: str, older: int) -> None:
+    made = {}
+    for name in ("ann", "ann", "bob"):
+        made[name] = (await house.submit(name, new=True)).json()["job"]["id"]
+        house.clock.advance(1)
+    listed = (await house.ask(who, "GET", "/api/jobs?limit=1")).json()
+    assert ([view["id"] for view in listed["jobs"]], listed["older"]) == ([made[newest]], older)
+    whole = (await house.ask(who, "GET", "/api/jobs")).json()
+    assert (len(whole["jobs"]), whole["older"]) == (older + 1, 0)
+    refused = await house.ask(who, "GET", "/api/jobs?limit=0")
+    assert (refused.status_code, "limit" in refused.json()["error"]["message"]) == (400, True)
+
+
 async def test_sql_and_the_ledgers_tables_show_what_is_the_askers(house: House) -> None:
     anns, bobs = await job_of(house, "ann"), await job_of(house, "bob")
     for who, seen in (("ann", {anns}), ("bob", {bobs}), ("boss", {anns, bobs})):
@@ -229,7 +243,7 @@ async def test_a_job_of_more_rows_than_its_key_may_have_is_not_made(house: House
     answer = await house.submit("ann")
     assert (answer.status_code, answer.json()["error"]["code"]) == (413, "too_large")
     assert "4 rows; the limit of this key is 3" in answer.json()["error"]["message"]
-    assert (await house.ask("ann", "GET", "/api/jobs")).json() == {"jobs": []}
+    assert (await house.ask("ann", "GET", "/api/jobs")).json()["jobs"] == []
 
 
 # -- files and batches --------------------------------------------------------------------------------------------------------------

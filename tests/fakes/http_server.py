@@ -50,7 +50,7 @@ class FakeServer:
             return self.answers[path]
         if path == "/api/server":
             return 200, self.info()
-        if path == "/api/jobs":
+        if path.partition("?")[0] == "/api/jobs":
             view = self.views[0].model_dump(mode="json")
             return (201 if self.created else 200, {"job": view, "created": self.created}) if method == "POST" else (200, {"jobs": [view]})
         if path.startswith("/api/ledger/"):

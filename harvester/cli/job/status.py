@@ -45,16 +45,16 @@ def jobs(
     Example:
         harvester jobs
     """
-    views = all_views(here)
+    views, older = newest_views(here, limit)
     if here.json:
-        here.print_json({"jobs": [view.model_dump(mode="json") for view in views[:limit]]})
+        here.print_json({"jobs": [view.model_dump(mode="json") for view in views]})
         return
     if not views:
         print("No jobs yet; make one with: harvester submit docs.parquet --task summarize")
         return
-    print(*job_table(views[:limit]), sep="", end="")
-    if len(views) > limit:
-        print(f"... and {len(views) - limit} older; --limit shows more")
+    print(*job_table(views), sep="", end="")
+    if older:
+        print(f"... and {older} older; --limit shows more")
 
 
 @command(app)
@@ -235,6 +235,11 @@ def _print_view(here: Invocation, view: JobView) -> None:
 
 def all_views(here: Invocation) -> list[JobView]:
     """All jobs, newest first: from the server, else from the ledger itself."""
+    return newest_views(here, None)[0]
+
+
+def newest_views(here: Invocation, limit: int | None) -> tuple[list[JobView], int]:
+    """The newest ``limit`` jobs, newest first, and how many older ones there are. None: all."""
     try:
         client, _ = here.reach()
     except UnreachableError:
@@ -242,11 +247,12 @@ def all_views(here: Invocation) -> list[JobView]:
             raise
     else:
         with client:
-            return client.jobs()
+            return client.newest(limit)
     from jobs.ledger.store.place import read_ledger  # loads Arrow, not needed where a server answers
 
     table = read_ledger(here.state_dir, "jobs")
-    return [] if table is None else [_stored_view(here, line) for line in _newest_first(table)]
+    lines = [] if table is None else _newest_first(table)
+    return [_stored_view(here, line) for line in lines[:limit]], len(lines) - len(lines[:limit])
 
 
 def _newest_first(table: pa.Table) -> list[dict[str, Any]]:

@@ -206,6 +206,10 @@ class LedgerActor:
     async def jobs(self) -> list[JobView]:
         return list(await self._call("jobs"))
 
+    async def newest(self, owner: str | None, count: int | None) -> tuple[list[JobView], int]:
+        views, older = await self._call("newest", owner, count)
+        return list(views), int(older)
+
     async def now(self, ended: int) -> JobsNow:
         found: JobsNow = await self._call("now", ended)
         return found

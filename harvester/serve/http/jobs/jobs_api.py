@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 import pyarrow as pa
-from fastapi import FastAPI, Request, Response
+from fastapi import FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
@@ -24,7 +24,7 @@ from harvester.serve.http.asleep import Wake, add_asleep
 from harvester.serve.http.contract import describe, refusal
 from harvester.serve.http.disconnects import despite_disconnect
 from harvester.serve.http.harvested_api import add_harvested
-from harvester.serve.http.jobs.owned import own_job, own_table
+from harvester.serve.http.jobs.owned import own_job, own_jobs, own_table
 from harvester.serve.http.jobs.plan_api import add_plan
 from harvester.serve.http.jobs.planning import Planning
 from harvester.serve.http.jobs.removal import removed
@@ -58,6 +58,7 @@ Rescale = Callable[[int, str | None], Awaitable[dict[str, Any]]]
 class JobsLedger(Protocol):
     async def submit(self, plan: JobPlan, *, new: bool) -> tuple[JobView, bool]: ...
     async def jobs(self) -> list[JobView]: ...
+    async def newest(self, owner: str | None, count: int | None) -> tuple[list[JobView], int]: ...
     async def show(self, job_id: str) -> JobView: ...
     async def change(self, job_id: str, verb: str) -> JobView: ...
     async def adjust(self, job_id: str, change: JobChange) -> JobView: ...
@@ -67,6 +68,7 @@ class JobsLedger(Protocol):
 
 class Jobs(BaseModel):
     jobs: list[JobView]
+    older: int = Field(default=0, description="Number of jobs that `limit` left out.")
 
 
 class TaskShown(BaseModel):
@@ -199,8 +201,9 @@ def _add_server(app: FastAPI, server_info: ServerInfo, profile: Profile | None, 
 
 def _add_jobs(app: FastAPI, ledger: JobsLedger, planner: JobPlanner) -> None:
     @app.get("/jobs")
-    async def jobs(who: Who) -> Jobs:
-        return Jobs(jobs=[view for view in await ledger.jobs() if who.owns(view.owner)])
+    async def jobs(who: Who, limit: Annotated[int | None, Query(ge=1, description="Of the newest jobs; all if not given.")] = None) -> Jobs:
+        views, older = await own_jobs(ledger, who, limit)
+        return Jobs(jobs=views, older=older)
 
     @app.get("/jobs/{job_id}")
     async def show(job_id: str, who: Who) -> JobView:

@@ -17,6 +17,7 @@ _OF_NOBODY = ("harvest",)  # rates of the whole server, by model; `lengths` woul
 
 class LedgerJobs(Protocol):
     async def jobs(self) -> list[JobView]: ...
+    async def newest(self, owner: str | None, count: int | None) -> tuple[list[JobView], int]: ...
     async def show(self, job_id: str) -> JobView: ...
 
 
@@ -29,9 +30,9 @@ async def own_job(ledger: LedgerJobs, job_id: str, who: Identity) -> JobView:
     if who.is_admin:
         return await ledger.show(job_id)
     if job_id == LATEST:
-        newest = next((view for view in await ledger.jobs() if who.owns(view.owner)), None)
-        if newest is not None:
-            return newest
+        views, _ = await own_jobs(ledger, who, 1)
+        if views:
+            return views[0]
     else:
         try:
             view = await ledger.show(job_id)
@@ -40,6 +41,13 @@ async def own_job(ledger: LedgerJobs, job_id: str, who: Identity) -> JobView:
         if view is not None and who.owns(view.owner):
             return view
     raise NotFoundError(f"key {who.name} has no job {job_id[:80]!r}; list its jobs with: harvester jobs")
+
+
+async def own_jobs(ledger: LedgerJobs, who: Identity, count: int | None) -> tuple[list[JobView], int]:
+    """The caller's newest ``count`` jobs, newest first, and how many older ones there are. None: all."""
+    if who.is_admin:
+        return await ledger.newest(None, count)
+    return await ledger.newest(who.name, count) if who.name is not None else ([], 0)
 
 
 async def own_table(ledger: LedgerTables, name: str, who: Identity) -> pa.Table:
