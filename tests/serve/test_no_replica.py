@@ -57,6 +57,7 @@ def fault(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(serve, "get_app_handle", lambda name: Handle(request.param))
     monkeypatch.setattr(replicas, "ANSWER_WAIT_S", 0.05)
     monkeypatch.setattr(jobs_app, "lower_priority", lambda: None)
+    monkeypatch.setattr(jobs_app, "EXPIRE_S", 3600.0)  # there is no ledger to be asked: Ray would start here to look for it
 
 
 @pytest.mark.parametrize(("fault", "why"), FAULTS, indirect=["fault"])

@@ -80,7 +80,7 @@ class JobsApp:
         self._beside: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {
             "history": lambda: keep_looking(self._history, self._replicas.now),
             "removals": lambda: keep_removing(actor, folder, config.jobs.retention_days),
-            "deadlines": lambda: keep_expiring(actor),
+            "deadlines": lambda: keep_expiring(actor, EXPIRE_S),
         }
         waking = None
         if config.sleeps:
@@ -138,12 +138,12 @@ class Expires(Protocol):
     async def expire(self) -> None: ...
 
 
-async def keep_expiring(ledger: Expires, every_s: float = EXPIRE_S) -> None:
+async def keep_expiring(ledger: Expires, every_s: float) -> None:
     """Let jobs end at their deadline, until cancelled. Calls of replicas do too, but there may be no replica."""
     while True:
+        await asyncio.sleep(every_s)
         with suppress(HarvesterError):  # the ledger is away, and says so to all that ask
             await ledger.expire()
-        await asyncio.sleep(every_s)
 
 
 def _processes(config: ServeConfig, mark: str) -> QueryProcesses:
