@@ -39,6 +39,12 @@ class Rate:
             self._spans.append(Span(now_s - self._span_from[0], tokens - self._span_from[1]))
             self._span_from = (now_s, tokens)
 
+    def shift(self, by_s: float) -> None:
+        """The clock was set by ``by_s`` seconds."""
+        self._samples = deque((at_s + by_s, rows, tokens) for at_s, rows, tokens in self._samples)
+        if self._span_from is not None:
+            self._span_from = (self._span_from[0] + by_s, self._span_from[1])
+
     def clear(self) -> None:
         self._samples.clear()
         self._spans.clear()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -54,6 +54,13 @@ class JobForecast:
         running = self._leases.running(record.spec.id)
         rows = record.rows_done - record.rows_to_retry + running.rows
         return rows, record.tokens_done + record.tokens_replaced + running.tokens
+
+    def shift(self, records: Iterable[JobRecord], by_s: float) -> None:
+        """The clock was set by ``by_s`` seconds. ``records``: all jobs."""
+        self._harvest.shift(by_s)
+        for record in records:
+            record.rate.shift(by_s)
+            record.decided_at_s = None if record.decided_at_s is None else record.decided_at_s + by_s
 
     def idle(self, now_s: float) -> None:
         """Record the models of which no slice is leased any more."""
@@ -147,6 +154,8 @@ class JobForecast:
         expected = None if waits_on else self.finish(record)
         high_s, stalled_s = None if expected is None else expected.high_s, record.stall.seconds if self._rows_left(record) else 0.0
         view = DeadlineView(now_s, deadline_at_s, high_s, record.hint, others, stalled_s)
+        if view.slow_end_s is None and record.standing is not None:
+            return  # its rate is measured anew; what was decided and said last holds
         hint = decide(view, self._config)
         if hint != record.hint:
             log.info("deadline job=%s boost=%.3g share=%.3g high_s=%s", record.spec.id, hint.boost, hint.share, view.slow_end_s)

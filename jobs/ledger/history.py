@@ -65,6 +65,11 @@ class HarvestLog:
         if now_s - self._idle_from_s.pop(model, now_s) > WINDOW_S:
             self._outages[model] += 1
 
+    def shift(self, by_s: float) -> None:
+        """The clock was set by ``by_s`` seconds."""
+        for times in (self._marked_at_s, self._idle_from_s):
+            times.update({model: at_s + by_s for model, at_s in times.items()})
+
     def outages(self, model: str) -> int:
         """How often no slice of ``model`` was leased for longer than rates look back: its jobs had no work or no replica."""
         return self._outages[model]

@@ -200,9 +200,7 @@ class Leasing:
         self._book.leases.shift(by_s)
         self._replicas.shift(by_s)
         self._stealing.clock_set()
-        for record in self._book.jobs.values():
-            record.rate.clear()
-            record.decided_at_s = None
+        self._book.forecast.shift(self._book.jobs.values(), by_s)
 
     def was_busy(self, for_s: float) -> None:
         self._book.leases.shift(for_s)

@@ -151,3 +151,41 @@ def test_rows_that_an_earlier_holder_left_count_as_done_but_not_for_the_tokens_o
         assert view.eta_s > 0.95 * (800 - rows), second
         assert view.eta_s < 1.05 * (800 - rows) or second > rows, "it grows while nothing is done"
         assert view.guaranteed_share > 0.0, second
+
+
+def test_a_clock_that_is_set_changes_no_rate_and_nothing_that_was_said(ledger: Ledger) -> None:
+    job_id = enter(ledger, "docs", 400)
+    now_s = work(ledger, NOW_S, 4, 10, PartStats(rows_ok=4, **USED))
+    ledger.adjust(job_id, JobChange(deadline_at_s=now_s + 1000))  # 3,960 s are left to do
+    ledger.hints(now_s)
+    late = ledger.show(job_id)
+    assert late.standing is not None
+    assert "after its deadline" in late.standing
+    ledger.clock_set(300.0)
+    now_s += 300.0
+    lease = ledger.lease("a", "scripted", now_s)
+    assert lease is not None
+    for second in range(1, 10):
+        ledger.heartbeat("a", [LeaseProgress(lease_id=lease.lease_id, tokens_done=48 * second)], now_s + second)
+        ledger.hints(now_s + second)
+        view = ledger.show(job_id)
+        assert (view.standing, view.guaranteed_share) == (late.standing, late.guaranteed_share), second
+        assert view.offline_tokens_per_s == pytest.approx(48.0, rel=0.2)
+
+
+def test_what_was_said_of_a_late_job_stays_while_its_rate_is_not_known(ledger: Ledger) -> None:
+    """A row that an earlier holder did is progress, and tells no rate."""
+    job_id = enter(ledger, "docs", 400)
+    ledger.adjust(job_id, JobChange(deadline_at_s=NOW_S + 700))
+    lease = ledger.lease("a", "scripted", NOW_S)
+    assert lease is not None
+    for second in range(0, 101, 10):
+        ledger.heartbeat("a", [LeaseProgress(lease_id=lease.lease_id)], NOW_S + second)
+        ledger.hints(NOW_S + second)
+    late = ledger.show(job_id)
+    assert late.standing is not None
+    assert "no progress for" in late.standing
+    ledger.heartbeat("a", [LeaseProgress(lease_id=lease.lease_id, rows_done=1, rows_found=1)], NOW_S + 110)
+    ledger.hints(NOW_S + 110)
+    view = ledger.show(job_id)
+    assert (view.standing, view.guaranteed_share) == (late.standing, late.guaranteed_share)
