@@ -1,7 +1,7 @@
 """CSV, TSV and the like: a header, then rows. A column is boolean or a number if every cell is one, else text.
 
-A prompt writes numbers out, so a number type must give the cells back as they stood: ``12.50`` becomes a decimal, and columns with
-``3.9`` and ``3.10`` (versions), ``1E5`` (product codes) or ``0.00001`` beside ``0.5`` (a double is shown as 1e-05) stay text.
+A prompt writes numbers out, so a number type must give the cells back as they stood. ``12.50`` becomes a decimal. Columns with ``3.9``
+and ``3.10`` (versions) or ``1E5`` (product codes) stay text; so do those with ``0.00001`` beside ``0.5``: a double is shown as 1e-05.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ async def test_a_request_of_a_batch_ends_at_the_limit_of_the_key_that_made_the_b
 
 
 class Engine:
-    """Of a beam search in vLLM: each step has two further tokens, and none is the last."""
+    """For a beam search in vLLM. Each step has two further tokens, and none is the last."""
 
     input_processor = SimpleNamespace(resolve_watermarking=lambda params: None)
 

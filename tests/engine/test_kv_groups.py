@@ -21,17 +21,22 @@ SECTIONS = {"share": {"reserved_slots": 0, "reserved_kv": 0.0}, "schedule": {"re
 
 
 def beside_a_chat(groups: int, free: int, window: int = 256, watermark: float = 0.0) -> Drive:
-    """Rows and one chat run, and ``free`` blocks are left of 300 for each group; the rest is held."""
+    """Rows and one chat run. Of 300 blocks for each group ``free`` ones are left; the rest is held."""
     windows = [window] * (groups - 1)
     drive = Drive(embedded_model(), HarvestScheduler, 300 * groups + 1, 64, BLOCK, SECTIONS, windows=windows, watermark=watermark)
+    run_rows_and_a_chat(drive, 300, free)
+    return drive
+
+
+def run_rows_and_a_chat(drive: Drive, row_tokens: int, free: int) -> None:
+    """Five rows with answers of ``row_tokens`` and a chat run; all other blocks but ``free`` ones are held."""
     for number in range(5):
-        drive.add(f"row-{number}", 400, 300, offline=True)
+        drive.add(f"row-{number}", 400, row_tokens, offline=True)
     drive.step()
     drive.add("A", 50, 1900, offline=False)
     for _ in range(3):
         drive.step()
     drive.scheduler.kv_cache_manager.block_pool.get_new_blocks(drive.free_blocks - free)
-    return drive
 
 
 def steps_until_served(drive: Drive, name: str, most: int = 40) -> int:
@@ -118,13 +123,7 @@ def test_the_blocks_that_a_recurrent_state_has_for_drafts_are_counted(tokens: in
 
 def test_a_chat_gets_the_kv_for_its_drafts_at_once() -> None:
     drive = with_states(2)
-    for number in range(5):
-        drive.add(f"row-{number}", 400, 3000, offline=True)
-    drive.step()
-    drive.add("A", 50, 1900, offline=False)
-    for _ in range(3):
-        drive.step()
-    drive.scheduler.kv_cache_manager.block_pool.get_new_blocks(drive.free_blocks - 5)
+    run_rows_and_a_chat(drive, 3000, free=5)
     drive.add("B", 100, 5, offline=False)
     assert steps_until_served(drive, "B") == 1
     assert preempted(drive) == 1

@@ -1,4 +1,4 @@
-"""Which rows are preempted when an answer became longer than expected, so that the running requests need more KV blocks than are free.
+"""Which rows are preempted when the running requests need more KV blocks than are free: an answer became longer than expected.
 
 vLLM by itself would notice in the middle of the step, preempt the request that arrived last, and admit nobody.
 """

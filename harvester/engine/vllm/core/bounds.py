@@ -1,4 +1,4 @@
-"""Bounds of vLLM beside tokens and KV: adapters in a step, whole images, the encoder cache, blocks of recurrent state.
+"""Bounds of vLLM beside tokens and KV: adapters in a step, whole images, the encoder cache, and blocks of recurrent state.
 
 vLLM takes for granted that a running request goes on, and that a step has all of its tokens. Here a request may be paused, and keeps what
 it holds.
