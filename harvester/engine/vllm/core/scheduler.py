@@ -175,11 +175,13 @@ class HarvestScheduling(Stock):
         chat_only, segments = self._report.chat_only(now_s), self._report.max_segments
         return reads.view(self, self._kv, rows, batch, now_s, max_segments=segments, stalled=self._stalled, chat_only=chat_only)
 
-    def _mamba_block_aligned_split(self, request: Request, num_new_tokens: int, *cached: int, **named: int) -> int:
+    def _mamba_block_aligned_split(
+        self, request: Request, num_new_tokens: int, num_new_local_computed_tokens: int = 0, num_external_computed_tokens: int = 0
+    ) -> int:
         """vLLM's: a chunk of a prompt, which in a model with recurrent layers ends with a KV block if it can."""
-        split = super()._mamba_block_aligned_split
-        start = request.num_computed_tokens + sum(cached) + sum(named.values())
-        return self._chunks.tokens(self, request, start, num_new_tokens, lambda: split(request, num_new_tokens, *cached, **named))
+        split, cached = super()._mamba_block_aligned_split, (num_new_local_computed_tokens, num_external_computed_tokens)
+        start = request.num_computed_tokens + sum(cached)
+        return self._chunks.tokens(self, request, start, num_new_tokens, lambda: split(request, num_new_tokens, *cached))
 
     @contextmanager
     def _applied(self, plan: Plan, now_s: float) -> Iterator[None]:
