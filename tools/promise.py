@@ -47,8 +47,7 @@ def draw(drawn: dict[str, Any]) -> None:
     for axis, key, title in ((ttft, "ttft_ms", "P99 time to first token"), (tpot, "tpot_ms", "P99 time per output token")):
         axis.bar(places, drawn[key], color=COLOURS)
         axis.axhline(drawn["slo"][key], color="black", linestyle="--", linewidth=1)
-        axis.text(0, drawn["slo"][key], f"SLO {drawn['slo'][key]:.0f} ms", va="bottom", ha="center", fontsize=9)
-        _label(axis, title, [f"{value:,.0f} ms" for value in drawn[key]])
+        _label(axis, f"{title} (SLO {drawn['slo'][key]:.0f} ms)", [f"{value:,.0f} ms" for value in drawn[key]])
     tokens.bar(places, drawn["chat"], color=COLOURS)
     batch = tokens.bar(places, drawn["batch"], bottom=drawn["chat"], color=BATCH, label="batch job")
     tokens.set_ylim(top=1.2 * max(map(sum, zip(drawn["chat"], drawn["batch"], strict=True))))  # room for the legend
