@@ -187,7 +187,7 @@ class Brain:
     def _first(self, view: EngineView, batch: Batch) -> tuple[list[OfflineRow], Owed | None]:
         """The waiting rows that are admitted before all others because a job lacks a guaranteed share, and what it lacks."""
         order, admission = self._parts.offline, self._parts.admission
-        lacks = owed(order.late(), view, order.known, lambda one: admission.holds(one, view.held))
+        lacks = owed(order.late(), view, order.known, lambda one: admission.holds(one, view.blocks_of))
         lack = served(lacks, view, batch, order.rows, admission.blocks)
         if lack is None:
             return [], None

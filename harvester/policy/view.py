@@ -96,7 +96,7 @@ class EngineView:
     groups: KvGroups | None = None  # how blocks follow from tokens; None: one group, of ``block_tokens``
     watermark_blocks: int = 0  # KV blocks that the engine leaves free when it admits a request beside others
 
-    def held(self, tokens: int) -> int:
+    def blocks_of(self, tokens: int) -> int:
         """KV blocks that a request with so many computed tokens holds."""
         return -(-tokens // self.block_tokens) if self.groups is None else self.groups.held(tokens)
 

@@ -9,7 +9,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from harvester.policy.admission.curve import ANEW, WIDTH, Curve, Row
-from harvester.policy.admission.expected import LOOK_AGAIN, Expected, _left, _Length
+from harvester.policy.admission.expected import LOOK_AGAIN, Expected
+from harvester.policy.admission.left import RowLength, tokens_left
 from harvester.policy.admission.margin import LEAST, MOST, KvMargin
 from harvester.policy.admission.rule import Admission, WorstCase
 from harvester.policy.admission.shortage import short_of_kv
@@ -190,7 +191,7 @@ def test_rows_that_are_about_to_end_make_room_for_those_that_begin() -> None:
 
 def test_a_row_that_has_outgrown_the_median_is_thought_to_go_on_but_not_beyond_what_it_may_make() -> None:
     for emitted, most, left in ((20, 1000, 80), (95, 1000, 28.5), (400, 1000, 120), (400, 410, 10)):
-        assert _left(_Length(64, 100, most), 64 + emitted) == left
+        assert tokens_left(RowLength(64, 100, most), 64 + emitted) == left
 
 
 def test_a_margin_keeps_rows_out() -> None:

@@ -27,8 +27,8 @@ class Admission(Protocol):
     def blocks(self, row: OfflineRow) -> int:
         """KV blocks that a waiting row is charged."""
 
-    def holds(self, one: Running, held: Callable[[int], int]) -> int:
-        """KV blocks that a running row counts as holding. ``held``: KV blocks of a request by its computed tokens."""
+    def holds(self, one: Running, blocks_of: Callable[[int], int]) -> int:
+        """KV blocks that a running row counts as holding. ``blocks_of``: those of a request, by its computed tokens."""
 
     def space(self, view: StepView, batch: Batch, config: PolicyConfig) -> Space:
         """The slots and KV blocks that new rows may take. An idle engine always admits one row."""
@@ -51,7 +51,7 @@ class WorstCase:
     def blocks(self, row: OfflineRow) -> int:
         return row.final_blocks
 
-    def holds(self, one: Running, held: Callable[[int], int]) -> int:
+    def holds(self, one: Running, blocks_of: Callable[[int], int]) -> int:
         return one.blocks_final
 
     def space(self, view: StepView, batch: Batch, config: PolicyConfig) -> Space:
@@ -59,7 +59,7 @@ class WorstCase:
         return opened(beside_reserve(view, config, free), view, free)
 
     def admitted(self, rows: Rows, space: Space, view: StepView, batch: Batch, config: PolicyConfig) -> tuple[str, ...]:
-        beside_chat = view.total_blocks - held(view, batch)[1]
+        beside_chat = view.total_blocks - rows_and_chat_blocks(view, batch)[1]
         most = most_first = beside_chat - kept(view, config)[1]
         usual, first = space, frozenset[str]()
         if view.owed is not None:
@@ -123,13 +123,13 @@ def passing(rows: Rows, waits_for_rows: Callable[[OfflineRow], bool]) -> Iterato
             return
 
 
-def held(view: StepView, batch: Batch) -> tuple[int, int]:
+def rows_and_chat_blocks(view: StepView, batch: Batch) -> tuple[int, int]:
     """KV blocks of the offline requests by their own count, and those that running chat holds.
 
     A request counts the blocks of a prefix that it shares with others as its own. Where the chats together count more blocks than are in
     use, they share some, and hold what is in use beside the rows' count.
     """
-    rows = batch.final_blocks - batch.growth_blocks + view.held(list(view.loading_rows.values()))
+    rows = batch.final_blocks - batch.growth_blocks + view.blocks_of_all(list(view.loading_rows.values()))
     used = view.total_blocks - view.free_blocks
     return rows, batch.chat_blocks if batch.chat_blocks <= used else max(0, used - rows)
 

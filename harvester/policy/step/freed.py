@@ -42,4 +42,4 @@ def without(view: EngineView, lost: Collection[int]) -> tuple[EngineView, list[i
 
 def _again(one: Running, view: EngineView) -> Waiting:
     tokens = one.context + one.step_tokens
-    return Waiting(one.name, tokens, view.held(tokens), one.due_s)
+    return Waiting(one.name, tokens, view.blocks_of(tokens), one.due_s)

@@ -74,7 +74,7 @@ class StepView:
         """Tokens that all KV blocks hold, if no group frees any."""
         return self.total_blocks * self.block_tokens // (1 if self.groups is None else self.groups.count)
 
-    def held(self, tokens: Sequence[int]) -> int:
+    def blocks_of_all(self, tokens: Sequence[int]) -> int:
         """KV blocks that requests with so many computed tokens hold together."""
         if self.groups is not None:
             return sum(map(self.groups.held, tokens))
