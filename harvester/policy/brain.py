@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from itertools import islice
+from typing import NamedTuple
 
 from harvester.policy.admission.rule import Rows
 from harvester.policy.admission.shortage import given_up, short_of_kv, yielding
@@ -25,7 +26,7 @@ from harvester.policy.parts import Parts
 from harvester.policy.ran import StepRan
 from harvester.policy.step.batch import Batch, batch_of
 from harvester.policy.step.freed import at, newest_offline, without
-from harvester.policy.step.guarantee import first_rows, led, owed, served
+from harvester.policy.step.guarantee import MAX_TRIED, first_rows, in_turn, led, no_rows, owed
 from harvester.policy.step.plan import plan_step
 from harvester.policy.step.preempt import best_step_s, detect_s
 from harvester.policy.step.share import PROMPTS_PER_STEP
@@ -144,11 +145,8 @@ class Brain:
         if self._online:
             self._online_at_s = now_s
         batch = rest.batch if rest.batch is not None else batch_of(rest.running, (), ranks)
-        first, lacks = self._first(rest, batch)
-        rows = led(parts.offline.rows, first) if first else parts.offline.rows
-        seen = self._step_view(rest, ranks, rows, lacks)
         self._gave_way.update([view.running[place].name for place in stalled])
-        step = self._step(rest, seen, batch)
+        seen, step, admit = self._led(rest, batch, ranks)
         out = self._without_turn(rest, step, ranks)
         return Plan(
             run=at(places, [i for i in step.run if i not in out] if out else step.run),
@@ -156,7 +154,7 @@ class Brain:
             sit_out=at(places, [i for i in step.run if i in out] if out else ()),
             preempt=(*stalled, *at(places, step.preempt)),
             swap_out=swapped,
-            admit=self._admitted(seen, batch, step, rows),
+            admit=admit,
             ranks=ranks,
             budget_tokens=step.budget_tokens,
             offline_tokens=step.offline_tokens,
@@ -184,15 +182,29 @@ class Brain:
         step = given_up(step, lost) if lost else step
         return yielding(view, step) if view.chat_only and self._online else step
 
-    def _first(self, view: EngineView, batch: Batch) -> tuple[list[OfflineRow], Owed | None]:
-        """The waiting rows that are admitted before all others because a job lacks a guaranteed share, and what it lacks."""
+    def _led(self, view: EngineView, batch: Batch, ranks: Mapping[str, int]) -> _Tried:
+        """The step, led by the first rows of a late job that lacks some of its share, where it is given one of them.
+
+        Where its next row waits for rows of other jobs to end, only other late jobs are tried before it. Where none is given a row and none
+        waits for rows of others, the step is planned as if there were no guarantee.
+        """
         order, admission = self._parts.offline, self._parts.admission
+        held_up: _Tried | None = None
         lacks = owed(order.late(), view, order.known, lambda one: admission.holds(one, view.blocks_of))
-        lack = served(lacks, view, batch, order.rows, admission.blocks)
-        if lack is None:
-            return [], None
-        first = first_rows(order.rows, lack.job, min(lack.slots, view.max_seqs - view.loading - len(view.running)))
-        return first, Owed(frozenset([row.name for row in first]), lack.blocks, sum([admission.blocks(row) for row in first]))
+        for lack in in_turn(lacks, view, batch, order.rows, admission.blocks)[:MAX_TRIED]:
+            first = first_rows(order.rows, lack.job, min(lack.slots, view.max_seqs - view.loading - len(view.running)))
+            given = Owed(frozenset([row.name for row in first]), lack.blocks, sum([admission.blocks(row) for row in first]))
+            tried = self._tried(view, batch, ranks, led(order.rows if held_up is None else no_rows, first), given)
+            if tried.step.offline_slots <= 0 or not given.names.isdisjoint(tried.admit):
+                return tried
+            if held_up is None and admission.waits_for_others(first[0], lack, tried.seen, batch, self._config):
+                held_up = tried
+        return held_up or self._tried(view, batch, ranks, order.rows, None)
+
+    def _tried(self, view: EngineView, batch: Batch, ranks: Mapping[str, int], rows: Rows, given: Owed | None) -> _Tried:
+        seen = self._step_view(view, ranks, rows, given)
+        step = self._step(view, seen, batch)
+        return _Tried(seen, step, self._admitted(seen, batch, step, rows))
 
     def _admitted(self, view: StepView, batch: Batch, step: StepPlan, rows: Rows) -> tuple[str, ...]:
         space = step.offline_slots, step.offline_blocks
@@ -200,7 +212,7 @@ class Brain:
             return ()
         return self._parts.admission.admitted(rows, space, view, batch, self._config)
 
-    def _step_view(self, view: EngineView, ranks: Mapping[str, int], waiting: Rows, lacks: Owed | None) -> StepView:
+    def _step_view(self, view: EngineView, ranks: Mapping[str, int], waiting: Rows, given: Owed | None) -> StepView:
         parts, now_s = self._parts, view.now_s
         rows = list(islice(waiting(()), PROMPTS_PER_STEP))
         return StepView(
@@ -223,7 +235,7 @@ class Brain:
             loading_growth=view.loading_growth,
             reserve=parts.reserve.reserve(now_s),
             guarantee=parts.offline.guarantee(),
-            owed=lacks,
+            owed=given,
             ranks=ranks,
             freeing=view.freeing,
             max_waited=parts.kv.max_waited,
@@ -264,6 +276,14 @@ class Brain:
         free_blocks = view.free_blocks - view.watermark_blocks
         out = left_out(online, view.waiting.get, ranks, view.max_seqs, free_blocks, tokens, self._chat_fresh)
         return frozenset([i for i in step.run if running[i].name in out]) if out else frozenset()
+
+
+class _Tried(NamedTuple):
+    """A step as it would be, and the waiting rows that it admits."""
+
+    seen: StepView
+    step: StepPlan
+    admit: tuple[str, ...]
 
 
 def _averaged(before: float, less_tokens: int, tokens: int) -> float:

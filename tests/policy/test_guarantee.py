@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from harvester.policy.admission.curve import Curve, Row
 from harvester.policy.brain import Brain
+from harvester.policy.model.load import StepLoad
 from harvester.policy.order.offline import Fair, OfflineRow
 from harvester.policy.order.online import OnlineRequest
 from harvester.policy.parts import PartsConfig, parts_of
+from harvester.policy.ran import StepRan
 from harvester.policy.step.batch import batch_of
-from harvester.policy.step.guarantee import Lack, served, stretched_s
+from harvester.policy.step.guarantee import Lack, in_turn, stretched_s
 from harvester.policy.step.plan import plan_step
 from harvester.policy.step.view import Guarantee, Owed, StepView
 from harvester.policy.view import EngineView, Plan, PolicyConfig, Running
@@ -61,7 +66,7 @@ def test_an_arrival_that_waits_comes_before_the_share() -> None:
     assert planned(4, 86, 99, online_waiting=1, online_waiting_blocks=2, waiting_tokens=20) == (0, 0)
 
 
-def plan_of(
+def asked_of(
     admission: str,
     running: dict[str, int],
     waiting: dict[str, int],
@@ -71,11 +76,14 @@ def plan_of(
     chats: int = 16,
     chat_blocks: int = 10,
     sizes: dict[str, int] | None = None,
+    answers: dict[str, int] | None = None,
     kept: tuple[int, float] = (32, 0.1),
-) -> Plan:
-    """Chats, and rows by job, in an engine of 64 slots and 2,000 blocks.
+) -> tuple[Brain, EngineView]:
+    """Chats, and rows by job, in an engine of 64 slots and 2,000 blocks, before a step.
 
-    ``sizes``: KV blocks of a row at its end, by job; 20 for the others. ``kept``: slots, and share of the blocks, kept for chat.
+    ``sizes``: KV blocks of a row at its end, by job, nearly all of them its prompt's; 20 for the others, half of them the prompt's.
+    ``answers``: the same by job where the prompt has 10, and half of the answer is made where the row runs. ``kept``: slots, and share of
+    the blocks, kept for chat.
     """
     limits = PolicyConfig(reserved_slots=kept[0], reserved_kv=kept[1], offline_step_tokens=256)
     brain = Brain(parts_of(PartsConfig(admission=admission, reserve="fixed", budget="fixed", offline_order=order), a_model(CPU)), limits)
@@ -86,7 +94,7 @@ def plan_of(
 
     def row(name: str, job: str) -> OfflineRow:
         guarantee, weight = Guarantee(shares[job]) if job in shares else None, 8.0 if job in shares else 100.0
-        size = (sizes or {}).get(job, 20)
+        size = {**(sizes or {}), **(answers or {})}.get(job, 20)
         known = size - 1 if sizes and job in sizes else 10  # blocks that it needs by now
         lengths = {
             "final_blocks": size,
@@ -102,12 +110,19 @@ def plan_of(
             one = row(f"{job}-r{number}", job)
             brain.arrive(one, 1.0)
             brain.offline.take(one.name)
-            held.append(OFFLINE._replace(name=one.name, blocks_now=one.blocks, blocks_final=one.final_blocks, context=one.tokens - 1))
+            now = one.final_blocks // 2 if answers and job in answers else one.blocks
+            held.append(OFFLINE._replace(name=one.name, blocks_now=now, blocks_final=one.final_blocks, context=16 * now - 1))
     for job, count in waiting.items():
         for number in range(count):
             brain.arrive(row(f"{job}-w{number}", job), 2.0)
     brain.offline.charge("late", 1e6)  # by the fair order the others are next
-    return brain.plan(EngineView(held, WaitingOnline(), 2000 - sum(one.blocks_now for one in held), 2000, 64, 3.0, 16, 2048))
+    return brain, EngineView(held, WaitingOnline(), 2000 - sum(one.blocks_now for one in held), 2000, 64, 3.0, 16, 2048)
+
+
+def plan_of(*given: Any, **named: Any) -> Plan:
+    """The plan of the step: see `asked_of`."""
+    brain, seen = asked_of(*given, **named)
+    return brain.plan(seen)
 
 
 ADMISSION = pytest.mark.parametrize("admission", ["expected", "worst"])
@@ -168,7 +183,7 @@ def test_a_late_job_whose_rows_are_too_long_beside_chat_leaves_the_guarantee_to_
     [(450, 100, "late"), (450, 1600, "long"), (501, 1600, "late"), (450, 0, "late")],
     ids=["too long beside chat", "the chats share their prompt", "longer than what it lacks", "nothing is free"],
 )
-def test_of_the_jobs_that_lack_some_of_their_share_the_first_whose_next_row_fits_is_served(
+def test_of_the_jobs_that_lack_some_of_their_share_the_first_whose_next_row_fits_is_tried_first(
     long_blocks: int, free_blocks: int, expected: str
 ) -> None:
     chats, rows = [ONLINE._replace(blocks_now=100)] * 16, [OFFLINE._replace(blocks_now=20)] * 10
@@ -176,11 +191,67 @@ def test_of_the_jobs_that_lack_some_of_their_share_the_first_whose_next_row_fits
     waiting.add(OfflineRow("l", "long", final_blocks=long_blocks))
     waiting.add(OfflineRow("s", "late", final_blocks=20))
     lacks = [Lack("long", 9, 500), Lack("late", 5, 300)]
-    found = served(lacks, at, batch_of(at.running), waiting.rows, lambda row: row.final_blocks)
-    assert found is not None
-    assert found.job == expected
-    assert served(lacks, at, batch_of(at.running), waiting.rows, lambda row: 2000) == lacks[0], "where none fits, as without the others"
-    assert served([], at, batch_of(at.running), waiting.rows, lambda row: 20) is None
+    found = in_turn(lacks, at, batch_of(at.running), waiting.rows, lambda row: row.final_blocks)
+    assert found[0].job == expected
+    assert sorted(found) == sorted(lacks)
+    assert in_turn(lacks, at, batch_of(at.running), waiting.rows, lambda row: 2000) == lacks, "where none fits, as they came"
+    assert in_turn([], at, batch_of(at.running), waiting.rows, lambda row: 20) == []
+
+
+def test_a_late_job_whose_answers_will_fill_its_share_leaves_the_guarantee_to_another() -> None:
+    """Its rows hold 400 of the 500 blocks of its share, and will hold 800."""
+    running, waiting, long = {"long": 4, "late": 5}, {"long": 20, "late": 20}, {"long": 200, "late": 20}
+    for shares in ({"late": 0.25}, {"late": 0.25, "long": 0.25}):
+        plan = plan_of("expected", running, waiting, shares, chat_blocks=50, answers=long, kept=(32, 0.45))
+        assert admitted(plan) == {"late": 11}
+
+
+@ADMISSION
+@pytest.mark.parametrize("order", ["fair", "fcfs"])
+def test_a_late_job_whose_own_rows_leave_no_room_for_its_next_one_keeps_no_other_out(admission: str, order: str) -> None:
+    """Of 500 blocks beside chat and its reserve, and 500 of its share, its rows hold 400; the next one has 200."""
+    running, waiting, sizes = {"long": 2}, {"other": 20, "long": 20}, {"long": 200}
+
+    def plan(shares: dict[str, float]) -> Plan:
+        return plan_of(admission, running, waiting, shares, order=order, chats=50, sizes=sizes, kept=(0, 0.5))
+
+    assert set(admitted(plan({"long": 0.25}))) == {"other"}
+    assert plan({"long": 0.25}) == plan({})
+
+
+@ADMISSION
+@pytest.mark.parametrize("order", ["fair", "fcfs"])
+def test_a_late_job_whose_next_row_waits_for_rows_of_others_keeps_those_out_but_no_other_late_job(admission: str, order: str) -> None:
+    running, waiting, sizes = {"other": 16}, {"other": 20, "long": 20, "late": 3}, {"long": 400, "other": 100}
+
+    def given_room(shares: dict[str, float]) -> set[str]:
+        return set(admitted(plan_of(admission, running, waiting, shares, order=order, chats=10, sizes=sizes, kept=(0, 0.0))))
+
+    assert given_room({}) == {"other"}
+    assert given_room({"long": 0.25}) == set()
+    assert given_room({"long": 0.25, "late": 0.25}) == {"late"}
+    assert given_room({"late": 0.25}) == {"late", "other"}
+
+
+def test_late_jobs_whose_rows_find_no_room_are_looked_at_again_without_another_look_at_the_curve(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step that refuses the first rows of several jobs refuses all of them in the next one, while the same rows run."""
+    rows, looks, original = {"long": 4, "late": 4}, 0, Curve.peak_tokens
+
+    def counted(curve: Curve, more: Sequence[Row], spare: float) -> float:
+        nonlocal looks
+        looks += bool(curve._rows)  # a curve of the job's own rows has none by name
+        return original(curve, more, spare)
+
+    monkeypatch.setattr(Curve, "peak_tokens", counted)
+    brain, seen = asked_of(
+        "expected", rows, {"other": 9, **rows}, dict.fromkeys(rows, 0.25), answers=dict.fromkeys(rows, 220), kept=(0, 0.3)
+    )
+    assert admitted(brain.plan(seen)) == {}
+    assert looks == 3, "of two late jobs, and of the first row without a guarantee"
+    brain.observe(StepRan(StepLoad.decode(8), served={"long": 4, "late": 4}), 0.1, 3.1)
+    longer = [one._replace(context=one.context + 1) for one in seen.running]
+    assert admitted(brain.plan(replace(seen, running=longer))) == {}
+    assert looks == 3
 
 
 @ADMISSION

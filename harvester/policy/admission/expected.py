@@ -20,7 +20,7 @@ from harvester.policy.bisection import largest_from_below
 from harvester.policy.model.lengths import AnswerLengths
 from harvester.policy.order.offline import OfflineRow
 from harvester.policy.step.batch import Batch
-from harvester.policy.step.guarantee import opened
+from harvester.policy.step.guarantee import Lack, opened
 from harvester.policy.step.view import StepView
 from harvester.policy.view import PolicyConfig, Running
 
@@ -28,13 +28,16 @@ LOOK_AGAIN = 16  # tokens made by running rows, after which a refused row is tri
 
 
 class _Refused(NamedTuple):
-    """A row that did not fit, and what it did not fit beside."""
+    """What a row did not fit beside."""
 
-    name: str
     rows: int
     newest: str
     context: int  # of the newest
     cap: float
+
+
+_Asked = tuple[str, bool]
+"""A row by name, and whether it is one of `StepView.owed`: then its cap is another."""
 
 
 class Expected:
@@ -46,8 +49,8 @@ class Expected:
         self._by_name: dict[str, RowLength] = {}  # by row, from the medians of ``_version``
         self._version = 0
         self._kv_tokens = 0
-        self._refused: _Refused | None = None
-        self._refused_before: tuple[_Refused | None] | None = None  # ``_refused`` before this step's plan; None: no plan yet
+        self._refused: dict[_Asked, _Refused] = {}  # a plan may ask for the first rows of several jobs
+        self._refused_before: dict[_Asked, _Refused | None] = {}  # of those that plans for this step asked for: as it was before
 
     def blocks(self, row: OfflineRow) -> int:
         return row.blocks
@@ -65,7 +68,7 @@ class Expected:
 
         A row by itself may take the margin too: none lacks KV because it is longer than expected.
         """
-        self._take_back()
+        self._curve.take_back()  # an earlier plan for this step, which was dropped
         self._kv_tokens = view.kv_tokens
         head = next(iter(rows(())), None)
         if head is None:  # most steps: nothing else is looked at
@@ -75,13 +78,14 @@ class Expected:
         queue = self._queue(rows, space, room, view, batch, config)
         if not queue.reach(1):
             return ()
-        refusal = _refusal(queue.found[0].name, view, batch, room.caps_of(queue.found[0]).beside)
-        if not room.idle and self._is_still(refusal):
+        first = queue.found[0]
+        asked, refusal = (first.name, first.name in room.owed), _refusal(view, batch, room.caps_of(first).beside)
+        if not room.idle and self._is_still_refused(asked, refusal):
             return ()
         self._follow(view, batch)
         count = largest_from_below(space[0], lambda count: queue.reach(count) and self._fit(queue.found[:count], room))
         if not count:
-            self._refused = refusal
+            self._refused[asked] = refusal
         return tuple([row.name for row in queue.found[:count]])
 
     def _queue(self, rows: Rows, space: Space, room: Room, view: StepView, batch: Batch, config: PolicyConfig) -> _Queue:
@@ -97,8 +101,19 @@ class Expected:
         more = [(tokens_left(self._length(row), row.tokens), row.tokens + room.shared_tokens) for row in rows]
         return self._curve.peak_tokens(more, room.spare_tokens) <= (caps.alone if alone and not room.others else caps.beside)
 
+    def waits_for_others(self, row: OfflineRow, lack: Lack, view: StepView, batch: Batch, config: PolicyConfig) -> bool:
+        """O(prompts + chats), and a look at each running row of the job."""
+        room = room_of(view, batch, config, self.margin.share, row.tokens + self._left(row), lack.share_blocks)
+        own, new = [self._now(one, view) for one in lack.own], (self._left(row), row.tokens + room.shared_tokens)
+        curve, cap = Curve(), room.first.beside if own else room.first.alone
+        if curve.peak_tokens([*own, new], room.spare_tokens) > cap:
+            return False
+        return curve.peak_tokens(own, room.spare_tokens) < lack.share_blocks * room.tokens_per_block
+
     def ended(self, row: OfflineRow, answer_tokens: int | None) -> None:
         self._by_name.pop(row.name, None)
+        for owed in (False, True):
+            self._refused.pop((row.name, owed), None)
         if answer_tokens is not None:
             self.lengths.learn(row.job, row.prompt_tokens, answer_tokens)
 
@@ -107,25 +122,22 @@ class Expected:
         if computed:
             self._curve.passed()
         self._curve.keep()
-        self._refused_before = None
+        self._refused_before.clear()
 
-    def _take_back(self) -> None:
-        """Undo an earlier plan for this step, which was dropped."""
-        self._curve.take_back()
-        if self._refused_before is not None:
-            (self._refused,) = self._refused_before
-        self._refused_before = (self._refused,)
+    def _is_still_refused(self, asked: _Asked, now: _Refused) -> bool:
+        """Whether the row would not fit again: the same rows run, a little longer than before, and the cap has not risen.
 
-    def _is_still(self, now: _Refused) -> bool:
-        """Whether the row would not fit again: the same rows run, a little longer than before, and the cap has not risen."""
-        before = self._refused
-        if before is None or now[:3] != before[:3]:
+        Undoes what an earlier plan for this step has noted of the row.
+        """
+        before = self._refused_before.setdefault(asked, self._refused.pop(asked, None))
+        if before is None or now[:2] != before[:2] or now.cap > before.cap or not 0 <= now.context - before.context < LOOK_AGAIN:
             return False
-        return now.cap <= before.cap and 0 <= now.context - before.context < LOOK_AGAIN
+        self._refused[asked] = before
+        return True
 
     def _follow(self, view: StepView, batch: Batch) -> None:
         """Update the curve to the rows that run and those whose KV is read back."""
-        running, loading, lengths = view.running, view.loading_rows, self._by_name
+        running, loading = view.running, view.loading_rows
         places = [*batch.decodes, *batch.prefills]
         found: dict[str, Running | None] = {one.name: one for one in map(running.__getitem__, places)}
         found.update(dict.fromkeys(loading))
@@ -133,8 +145,7 @@ class Expected:
         def now(name: str) -> Row:
             one = found[name]
             if one is not None:
-                tokens = one.context + one.step_tokens
-                return tokens_left(lengths.get(name) or self._length_of(one, view), tokens), tokens
+                return self._now(one, view)
             row, tokens = view.offline_rows.get(name), loading[name]
             return (tokens_left(self._length(row), tokens) if row is not None else 0.0), tokens
 
@@ -148,6 +159,11 @@ class Expected:
     def _left(self, row: OfflineRow) -> float:
         """Expected tokens left of a waiting row."""
         return tokens_left(self._length(row), row.tokens)
+
+    def _now(self, one: Running, view: StepView) -> Row:
+        """A running row as the curve has it."""
+        tokens = one.context + one.step_tokens
+        return tokens_left(self._by_name.get(one.name) or self._length_of(one, view), tokens), tokens
 
     def _length_of(self, one: Running, view: StepView) -> RowLength:
         row = view.offline_rows.get(one.name)
@@ -176,9 +192,9 @@ class _Queue:
         return len(self.found) >= count
 
 
-def _refusal(name: str, view: StepView, batch: Batch, cap: float) -> _Refused:
+def _refusal(view: StepView, batch: Batch, cap: float) -> _Refused:
     newest = max(batch.decodes[-1:] + batch.prefills[-1:], default=None)
     rows = len(batch.decodes) + len(batch.prefills) + len(view.loading_rows)
     if newest is None:
-        return _Refused(name, rows, "", 0, cap)
-    return _Refused(name, rows, view.running[newest].name, view.running[newest].context, cap)
+        return _Refused(rows, "", 0, cap)
+    return _Refused(rows, view.running[newest].name, view.running[newest].context, cap)

@@ -56,15 +56,20 @@ class Room:
         return need <= caps.beside or (need <= caps.alone and (not self.others or need > caps.calm))
 
 
-def room_of(view: StepView, batch: Batch, config: PolicyConfig, margin: float, row_tokens: float) -> Room:
-    """The room of a step; O(prompts + chats). ``margin``: share of the KV kept free; ``row_tokens``: of the next row when it ends."""
+def room_of(view: StepView, batch: Batch, config: PolicyConfig, margin: float, row_tokens: float, given_blocks: int | None = None) -> Room:
+    """The room of a step; O(prompts + chats). ``margin``: share of the KV kept free; ``row_tokens``: of the next row when it ends.
+
+    ``given_blocks``: KV blocks that offline work may hold for the rows of `StepView.owed`, whatever the reserve. None: those that it holds
+    by now, and those that their job lacks.
+    """
     rows, chat = rows_and_chat_blocks(view, batch)
     in_use = view.total_blocks - view.free_blocks - chat  # blocks in use, without those of running chat
     chat_blocks = chat + _chat_growth(view, batch) + max(0, in_use - rows)  # and those in use for requests that do not run
     each = _tokens_per_block(view, batch, row_tokens)
     usual = first = _caps(view, config, chat_blocks, margin, None, each)
     if view.owed is not None:
-        first = _caps(view, config, chat_blocks, margin, _rows_hold(view, batch) + view.owed.blocks, each)
+        given_blocks = _rows_hold(view, batch) + view.owed.blocks if given_blocks is None else given_blocks
+        first = _caps(view, config, chat_blocks, margin, given_blocks, each)
     count = len(batch.decodes) + len(batch.prefills) + len(view.loading_rows)
     return Room(
         idle=not view.running and not view.loading_rows,

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from harvester.policy.order.offline import OfflineRow
 from harvester.policy.step.batch import Batch
-from harvester.policy.step.guarantee import opened
+from harvester.policy.step.guarantee import Lack, opened
 from harvester.policy.step.view import StepView
 from harvester.policy.view import PolicyConfig, Running
 
@@ -37,6 +37,12 @@ class Admission(Protocol):
         """Names of those of ``rows`` that are admitted within ``space``, in order. A row that does not fit blocks those behind it, or it
         would wait for ever. One that would not fit even if no other row ran is skipped: it waits for chat, not for rows. What ``space``
         holds of the reserve is for the rows of `StepView.owed` alone. May be called again for the same step."""
+
+    def waits_for_others(self, row: OfflineRow, lack: Lack, view: StepView, batch: Batch, config: PolicyConfig) -> bool:
+        """Whether a row that was refused would be admitted if of all rows only those of its job ran: it waits for those of other jobs.
+
+        ``lack``: what its job lacks of its share. False too where the running rows will fill that share.
+        """
 
     def ended(self, row: OfflineRow, answer_tokens: int | None) -> None:
         """The row ended with ``answer_tokens``; None: it was aborted."""
@@ -67,6 +73,11 @@ class WorstCase:
             usual, first = beside_reserve(view, config, _free(view, batch)), view.owed.names
         waiting = passing(rows, lambda row: row.final_blocks <= (most_first if row.name in first else most)) if view.running else rows(())
         return tuple([row.name for row in within(waiting, self.blocks, space, usual, first)])
+
+    def waits_for_others(self, row: OfflineRow, lack: Lack, view: StepView, batch: Batch, config: PolicyConfig) -> bool:
+        beside_chat = view.total_blocks - rows_and_chat_blocks(view, batch)[1]
+        most = max(beside_chat - kept(view, config)[1], min(beside_chat, lack.share_blocks))
+        return sum([one.blocks_final for one in lack.own]) + row.final_blocks <= most
 
     def ended(self, row: OfflineRow, answer_tokens: int | None) -> None:
         """Answer lengths change nothing."""

@@ -2,7 +2,8 @@
 
 While the job holds less than its share of both slots and KV, its rows are admitted before those of other jobs. They may use reserved slots
 and KV that are free now; rows of other jobs may not. Of several such jobs a step serves the one that holds the fewest slots for its share,
-among those that can be given a row.
+among those that it can give a row. A job keeps others out only while its next row waits for their rows: where its own rows or chat leave it
+no room, the others go on as if it had no guarantee.
 
 Chat stays first: an arrival that finds no slot or KV still preempts. Only with `above_slo` may a step exceed the SLO, so that offline work
 has its share of the step's time.
@@ -18,6 +19,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from harvester.policy.step.view import StepView
 from harvester.policy.view import EngineView, Running
 
+MAX_TRIED = 8  # late jobs that a step looks for a row of
+
 if TYPE_CHECKING:
     from harvester.policy.admission.rule import Rows
     from harvester.policy.order.offline import Late, OfflineRow
@@ -31,11 +34,16 @@ def stretched_s(limit_s: float, view: StepView, online_s: float) -> float:
 
 
 class Lack(NamedTuple):
-    """What a late job lacks of its share: ``slots`` and KV ``blocks``, both above 0."""
+    """What a late job lacks of its share: ``slots`` and KV ``blocks``, both above 0.
+
+    ``share_blocks``: KV blocks of its whole share; ``own``: its running rows.
+    """
 
     job: str
     slots: int
     blocks: int
+    share_blocks: int = 0
+    own: Sequence[Running] = ()
 
 
 def owed(late: Sequence[Late], view: EngineView, known: Mapping[str, OfflineRow], holds: Callable[[Running], int]) -> list[Lack]:
@@ -54,27 +62,27 @@ def owed(late: Sequence[Late], view: EngineView, known: Mapping[str, OfflineRow]
     for one in view.running:
         if one.offline and (row := known.get(one.name)) is not None and row.job in own:
             own[row.job].append(one)
-    lacks = [
-        Lack(job, math.ceil(share * max_seqs) - len(own[job]), math.ceil(share * view.total_blocks) - sum([holds(one) for one in own[job]]))
-        for job, share in below.items()
-    ]
+    lacks = list[Lack]()
+    for job, share in below.items():
+        rows, share_blocks = own[job], math.ceil(share * view.total_blocks)
+        blocks = share_blocks - sum([holds(one) for one in rows])
+        lacks.append(Lack(job, math.ceil(share * max_seqs) - len(rows), blocks, share_blocks, rows))
     return [lack for lack in lacks if lack.slots > 0 and lack.blocks > 0]
 
 
-def served(lacks: Sequence[Lack], view: EngineView, batch: Batch, rows: Rows, needs: Callable[[OfflineRow], int]) -> Lack | None:
-    """The job that this step serves: the first whose next row fits into the KV that it lacks, beside chat; the first of all if none does.
+def in_turn(lacks: Sequence[Lack], view: EngineView, batch: Batch, rows: Rows, needs: Callable[[OfflineRow], int]) -> list[Lack]:
+    """``lacks`` in the order in which a step tries them: first the jobs whose next row fits into the KV that they lack, beside chat.
 
     A job with long rows may lack less than a row for hours, or wait for chat to go: the others must not wait with it. ``needs``: KV blocks
     that a waiting row is charged. O(1) with one job, otherwise a look at the first row of each.
     """
     if len(lacks) < 2:
-        return lacks[0] if lacks else None
+        return list(lacks)
     used, chat = view.total_blocks - view.free_blocks, batch.chat_blocks
     if chat > used:  # the chats share some, and hold what is in use beside the rows
         chat = max(0, used - (batch.final_blocks - batch.growth_blocks))
     room = view.total_blocks - chat
-    fitting = (one for one in lacks if sum([needs(row) for row in first_rows(rows, one.job, 1)]) <= min(one.blocks, room))
-    return next(fitting, lacks[0])
+    return sorted(lacks, key=lambda one: sum([needs(row) for row in first_rows(rows, one.job, 1)]) > min(one.blocks, room))
 
 
 def opened(space: tuple[int, int], view: StepView, free_blocks: int) -> tuple[int, int]:
@@ -100,6 +108,11 @@ def led(rows: Rows, first: Sequence[OfflineRow]) -> Rows:
         )
 
     return ordered
+
+
+def no_rows(passed: Container[str]) -> Iterator[OfflineRow]:
+    """`Rows` of which there are none."""
+    return iter(())
 
 
 def first_rows(rows: Rows, job: str, count: int) -> list[OfflineRow]:
