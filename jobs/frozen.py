@@ -32,3 +32,16 @@ def of_newer(what: object, error: ValueError) -> str | None:
         return None
     fields = ", ".join(".".join(map(str, one["loc"])) for one in found)[:200]
     return f"{what} was written by a newer version of harvester, which knows {fields}; start that version"
+
+
+def stored(one: BaseModel) -> str:
+    """``one`` as JSON that also an earlier version reads: it refuses fields that it lacks, so those with their default are left out.
+
+    A record that was stored takes the reader's defaults. So a default of such a model must not change.
+    """
+    return one.model_dump_json(exclude_defaults=True)
+
+
+def of_other(what: object, error: ValueError) -> str:
+    """What to tell of a record, named ``what``, that this version cannot read, although it is whole."""
+    return of_newer(what, error) or f"{what} was written by another version of harvester; use that one"

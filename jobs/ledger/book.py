@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jobs.config import DeadlineConfig
 from jobs.errors import NotFoundError
+from jobs.frozen import stored
 from jobs.ledger.counts import LedgerCounts
 from jobs.ledger.forecast import JobForecast
 from jobs.ledger.history import UsageLog
@@ -20,6 +22,8 @@ from jobs.states import ACTIVE, ENDED, JobState, check_transition
 
 if TYPE_CHECKING:
     from jobs.storage.mirror import Mirror
+
+log = logging.getLogger("harvester.ledger")
 
 MIN_ROWS = 100  # that a job is judged by; fewer say little about the others
 
@@ -46,6 +50,7 @@ class JobBook:
             self.usage = UsageLog(self.store, now_s)
             for row in self.store.rows("job_rows"):
                 self.enter(row)
+            self._tell_unread()
             for job_id, open_slices, rows_to_retry in self.run("open_by_job"):
                 self.jobs[job_id].open_slices, self.jobs[job_id].rows_to_retry = open_slices, rows_to_retry
             if self.keeps_jobs and mirror is None:
@@ -80,14 +85,15 @@ class JobBook:
         return self.forecast.view(record, where)
 
     def rewrite(self, record: JobRecord, changes: dict[str, object]) -> None:
-        """Change fields of the job's spec, in the store and in memory."""
+        """Change fields of the job's spec, in the store and in memory. Raises `StateError` for a spec that cannot be read."""
+        record.check_read()
         spec = record.spec.model_copy(update=changes)
         if spec != record.spec:
             self.took(record, self._write_spec(spec))
             self.forecast.calm(record)
 
     def _write_spec(self, spec: JobSpec) -> dict[str, Any]:
-        text = spec.model_dump_json()
+        text = stored(spec)
         self.run("set_spec", [text, spec.id])
         return {"spec": text}
 
@@ -96,6 +102,12 @@ class JobBook:
         record = self.jobs[row["id"]] = JobRecord.of(row)
         self.took(record, {})
         return record
+
+    def _tell_unread(self) -> None:
+        """Log, once, how many jobs cannot be read, and why the newest cannot: they do not run."""
+        unread = [record.unread for record in self.jobs.values() if record.unread is not None]
+        if unread:
+            log.warning("jobs_unread jobs=%d %s", len(unread), unread[0])
 
     def forget(self, record: JobRecord) -> None:
         """Remove a job from memory, after the store has deleted it and its slices."""
@@ -140,7 +152,11 @@ class JobBook:
         return values
 
     def write_queued(self, record: JobRecord, now_s: float) -> dict[str, Any]:
-        """`write_state` for a job that goes on: its rows so far are not judged again unless retried, and a passed deadline is removed."""
+        """`write_state` for a job that goes on: its rows so far are not judged again unless retried, and a passed deadline is removed.
+
+        Raises `StateError` for a job whose spec cannot be read.
+        """
+        record.check_read()
         spec = record.spec
         is_late = spec.deadline_at_s is not None and spec.deadline_at_s <= now_s  # it would expire at once
         note = f"its deadline had passed, so it goes on without one; give one with: harvester resume {spec.id} --deadline 6h"

@@ -69,7 +69,8 @@ class JobForecast:
 
     def committed(self, record: JobRecord, stats: PartStats) -> None:
         """Learn from a part whose rows were not counted before. Written within `WRITE_S`, in the transaction of a later commit."""
-        self._lengths.learn(record.spec, stats.lengths)
+        if record.unread is None:  # else its task is not known
+            self._lengths.learn(record.spec, stats.lengths)
         self._is_new = True
 
     def account(self, record: JobRecord, spent: Spent, stats: PartStats, now_s: float) -> None:

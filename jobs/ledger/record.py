@@ -9,14 +9,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self
 
-from connectors.errors import StorageError
+from jobs.errors import StateError
 from jobs.forecast.finish import Finish
 from jobs.forecast.rate import Rate
 from jobs.forecast.stall import Stall
-from jobs.frozen import of_newer
+from jobs.frozen import of_other
 from jobs.hint import SchedulingHint
-from jobs.spec import COUNTS, JobSpec, JobView, LeaseProgress, LengthBand
+from jobs.spec import COUNTS, JobSpec, JobView, LeaseProgress, LengthBand, SourceSpec
 from jobs.states import ACTIVE, ENDED, JobState
+from jobs.tasks.spec import Task
 
 NO_COUNTS = (0,) * len(COUNTS)
 _OK, _ERROR = COUNTS.index("rows_ok"), COUNTS.index("rows_error")
@@ -172,17 +173,21 @@ class JobRecord:
     standing: str | None = None
     decided_at_s: float | None = None  # when the hint was last thought over; None: not yet
     stall: Stall = field(default_factory=Stall)  # as seen when the hint was thought over
+    unread: str | None = None  # why its spec cannot be read; `spec` then holds what its row tells
 
     @classmethod
     def of(cls, row: dict[str, Any]) -> Self:
+        unread = None
         try:
             spec = JobSpec.model_validate_json(row["spec"])
         except ValueError as error:
-            told = of_newer(f"job {row['id']}", error)
-            if told is None:
-                raise
-            raise StorageError(told) from error
-        return cls(row, spec, spec.hint(), JobState(row["state"]))
+            spec, unread = _spec_of(row), of_other(f"job {row['id']}", error)
+        return cls(row, spec, spec.hint(), JobState(row["state"]), unread=unread)
+
+    def check_read(self) -> None:
+        """Raise `StateError` where its spec could not be read: the job can be shown, cancelled and removed, and no more."""
+        if self.unread is not None:
+            raise StateError(self.unread)
 
     def take(self, values: Mapping[str, Any]) -> None:
         """Update the row with values that the store has written, and what is read from it."""
@@ -198,7 +203,7 @@ class JobRecord:
 
     def serves(self, model: str) -> bool:
         """Whether replicas of ``model`` may work on it now."""
-        return self.state in ACTIVE and self.spec.model == model
+        return self.state in ACTIVE and self.spec.model == model and self.unread is None
 
     def is_over(self, now_s: float) -> bool:
         """Whether its deadline has passed and it has not ended. A job that is being cancelled ends as cancelled instead."""
@@ -223,6 +228,8 @@ class JobRecord:
         """``rows_running``: rows done in slices that are leased; ``finish``: None where it has ended, waits, or nothing is known."""
         row = self.row
         kept = {name: row[name] for name in JobView.model_fields if name in row and name not in ("notes", "state")}
+        if self.unread is not None and self.state not in ENDED:
+            kept["message"] = self.unread
         return JobView(
             **kept,
             state=self.state,
@@ -254,3 +261,20 @@ def tokens_per_row(record: JobRecord, others: Iterable[JobRecord]) -> float:
     """Mean tokens of a row of this job; before it has rows done, of a row of ``others``; 1 where neither is known."""
     known = [one for one in ((record,) if record.tokens_done and record.rows_done else others) if one.tokens_done and one.rows_done]
     return sum(one.tokens_done for one in known) / sum(one.rows_done for one in known) if known else 1.0
+
+
+def _spec_of(row: Mapping[str, Any]) -> JobSpec:
+    """What a job's row tells of its spec: enough to show the job, and never to run it."""
+    return JobSpec(
+        id=row["id"],
+        key=row["key"],
+        source=SourceSpec(uri=row["source"]),
+        fingerprint="",
+        task=Task(name=row["task"], prompt="{text}"),
+        column=None,
+        keep=(),
+        model=row["model"],
+        rows_total=row["rows_total"],
+        created_at_s=row["created_at_s"],
+        owner=row["owner"],
+    )
