@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from typing import Any
@@ -56,8 +57,11 @@ class PostgresStore:
         self._url = url
         self._changing = False
         self._refused: StorageError | None = None
+        self._silence, self._look_at_s = "", 0.0  # what was said when nobody answered, and when the next look may be
         self._db = _connected(url, name)
         try:
+            if not reopens:
+                self._check_session()
             self._count, self._epoch = self._own(owner, opener, reopens)
         except psycopg.Error as error:
             self._db.close()
@@ -65,6 +69,21 @@ class PostgresStore:
         except BaseException:
             self._db.close()
             raise
+
+    def _check_session(self) -> None:
+        """Raise `StorageError` behind a pooler that gives each statement a session of its own: locks and settings belong to one.
+
+        Such a pooler shows two connections in one session, or one in two.
+        """
+        try:
+            with closing(_connected(self._url, self.name)) as other:
+                first, beside, last = (db.execute("SELECT pg_backend_pid()").fetchone() for db in (self._db, other, self._db))
+        except (psycopg.Error, StorageError):  # one connection is all that may be had
+            return
+        if first == beside or first != last:
+            raise StorageError(
+                f"a pooler before the ledger {self.name} shares its sessions; set its pool_mode to session, or name the database itself"
+            )
 
     def _own(self, owner: str, opener: str, reopens: bool) -> tuple[int, int]:
         if self._db.execute("SELECT to_regnamespace(%s)", [SCHEMA]).fetchone() == (None,):
@@ -176,12 +195,21 @@ class PostgresStore:
             raise (self._look(error) if self._db.closed else unwritable(name, first_line(error))) from error
 
     def _look(self, error: psycopg.Error) -> StorageError:
-        """The error to raise, by who owns the ledger now. Asks over another connection: this one is broken or in a failed transaction."""
+        """The error to raise, by who owns the ledger now. Asks over another connection: this one is broken or in a failed transaction.
+
+        If nobody answers, callers get the same for as long as that took: they stand in line, and each would wait for it again.
+        """
+        began_s = time.monotonic()
+        if began_s < self._look_at_s:
+            return StorageError(self._silence)
         try:
             with closing(_connected(self._url, self.name)) as db:
                 found = db.execute(_text("owned")).fetchone()
         except (psycopg.Error, StorageError):
-            return _unanswered(self.name, error)
+            ended_s = time.monotonic()
+            silent = _unanswered(self.name, error)
+            self._silence, self._look_at_s = silent.message, 2 * ended_s - began_s
+            return silent
         now = None if found is None else (found[1], found[2])
         if now is not None and now[0] == self._epoch and now[1] in (self._count, self._count + 1) and self._db.closed:
             self._refused = ReopenError(f"the connection to the ledger {self.name} broke: {first_line(error)}; it is opened again")
