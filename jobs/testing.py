@@ -292,5 +292,8 @@ class DirectLedger:
     async def expire(self) -> None:
         self.ledger.expire(self._now_s())
 
-    async def table(self, name: str) -> pa.Table:
-        return self.ledger.table(name)
+    async def table(self, name: str, without: tuple[str, ...] = ()) -> pa.Table:
+        return self.ledger.table(name, without)
+
+    async def specs(self, job_ids: Sequence[str]) -> dict[str, str]:
+        return self.ledger.specs(job_ids)

@@ -1,6 +1,6 @@
 """What a ledger has done since it was opened, by model: for metrics, whose readers expect counters to begin anew with a process.
 
-And what it shows of its current jobs.
+And what it shows: its current jobs, and its tables.
 """
 
 from __future__ import annotations
@@ -10,7 +10,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
-from jobs.ledger.record import JobRecord
+import pyarrow as pa
+
+from jobs.errors import NotFoundError
+from jobs.ledger.record import ActiveLeases, JobRecord
+from jobs.ledger.store.contract import Store
+from jobs.ledger.store.statements import TABLES
 from jobs.spec import JobView
 from jobs.states import JobState
 
@@ -85,3 +90,15 @@ def newest_ended(records: Sequence[JobRecord], count: int) -> list[JobRecord]:
 def owned(records: Iterable[JobRecord]) -> Mapping[str, int]:
     """Number of jobs by owner."""
     return Counter(record.spec.owner for record in records if record.spec.owner is not None)
+
+
+def shown(store: Store, leases: ActiveLeases, name: str, without: tuple[str, ...]) -> pa.Table:
+    """A table of the ledger, with the ends of the leases as they are now. Raises `NotFoundError` for an unknown one."""
+    if name not in TABLES:
+        raise NotFoundError(f"unknown ledger table {name!r}; there are {', '.join(TABLES)}")
+    table = store.arrow(name, without)
+    if name == "leases":
+        ends = {lease_id: lease.expires_at_s for lease_id, lease in leases.items()}
+        column = pa.array([ends.get(lease_id) for lease_id in table.column("lease_id").to_pylist()], pa.float64())
+        table = table.set_column(table.column_names.index("expires_at_s"), "expires_at_s", column)
+    return table

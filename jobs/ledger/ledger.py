@@ -15,18 +15,17 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from jobs.config import DeadlineConfig
-from jobs.errors import NotFoundError, StateError
+from jobs.errors import StateError
 from jobs.hint import Demand, SchedulingHint
 from jobs.ledger.book import JobBook
 from jobs.ledger.commits import Commits
-from jobs.ledger.counts import JobsNow, made, newest_ended, owned
+from jobs.ledger.counts import JobsNow, made, newest_ended, owned, shown
 from jobs.ledger.jobfile import insert_job, write_job
 from jobs.ledger.leasing import Leasing
 from jobs.ledger.record import JobRecord
 from jobs.ledger.steal import Stealing
 from jobs.ledger.store.contract import closed_on_error
 from jobs.ledger.store.place import Place
-from jobs.ledger.store.statements import TABLES
 from jobs.removal import check_removable, set_aside
 from jobs.spec import ERROR_RATE, JobChange, JobPlan, JobSpec, JobView, Lease, LeaseProgress, PartStats, Spent
 from jobs.states import ACTIVE, ENDED, JobState
@@ -203,17 +202,14 @@ class Ledger:
             for one in spent if self._book.usage.is_new(teller, number, now_s) else ():
                 self._book.usage.add(one, now_s)
 
-    def table(self, name: str) -> pa.Table:
-        """A table of the ledger as Arrow, with the ends of the leases as they are now."""
-        if name not in TABLES:
-            raise NotFoundError(f"unknown ledger table {name!r}; there are {', '.join(TABLES)}")
+    def table(self, name: str, without: tuple[str, ...] = ()) -> pa.Table:
+        """A table of the ledger as Arrow, but for the columns ``without``, with the ends of the leases as they are now."""
         self._book.write_learnt()
-        table = self._book.store.arrow(name)
-        if name == "leases":
-            ends = {lease_id: lease.expires_at_s for lease_id, lease in self._book.leases.items()}
-            column = pa.array([ends.get(lease_id) for lease_id in table.column("lease_id").to_pylist()], pa.float64())
-            table = table.set_column(table.column_names.index("expires_at_s"), "expires_at_s", column)
-        return table
+        return shown(self._book.store, self._book.leases, name, without)
+
+    def specs(self, job_ids: Sequence[str]) -> dict[str, str]:
+        """The specs of those of the jobs that there are, as JSON."""
+        return {job_id: self._book.jobs[job_id].row["spec"] for job_id in job_ids if job_id in self._book.jobs}
 
     def counts(self) -> dict[str, dict[str, int]]:
         """By model, since the ledger was opened: see `jobs.ledger.counts`. ``leases`` are those in force now."""

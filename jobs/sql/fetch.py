@@ -33,14 +33,16 @@ def tables_named(query: str, tables: Sequence[str]) -> list[str]:
 
 
 def jobs_named(query: str, known: Sequence[str]) -> list[str]:
-    """The job ids of ``known`` (newest first) that the query reads by ``results('JOB')``; all of them where it computes an id."""
+    """The job ids of ``known`` (newest first) that the query reads by ``results('JOB')``; all of them where it computes an id or a text."""
     words = tokens(query)
     named: set[str] = set()
     for at, word in enumerate(words):
-        if word.text.strip('"').lower() != "results" or [one.text for one in words[at + 1 : at + 2]] != ["("]:
+        name = word.text.strip('"').lower()
+        if name not in ("results", "query") or [one.text for one in words[at + 1 : at + 2]] != ["("]:
             continue
         given = words[at + 2 : at + 4]
-        if len(given) < 2 or given[1].text != ")" or given[0].kind != "string_const" or not given[0].text.startswith("'"):
+        is_one_text = len(given) == 2 and given[1].text == ")" and given[0].kind == "string_const" and given[0].text.startswith("'")
+        if name == "query" or not is_one_text:
             return list(known)
         job_id = given[0].text[1:-1].replace("''", "'")
         named.update(known[:1] if job_id == LATEST else [job_id])

@@ -182,3 +182,40 @@ async def test_fetches_whose_client_hung_up_leave_the_other_threads_free(office:
             assert await asyncio.to_thread(lambda: "free") == "free"
     finally:
         mirror.let_go.set()
+
+
+class ReadyMirror:
+    """A storage that has nothing more to give."""
+
+    def fetch_folder(self, folder: Path, suffix: str = "") -> list[Path]:
+        return []
+
+
+@pytest.mark.parametrize("path", ["/sql", "/sql/answers"])
+async def test_a_query_asks_the_ledger_once_for_its_jobs_and_for_the_specs_of_those_it_names(
+    office: Office, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    named, other = await office.submitted(), await office.submitted(new=True)
+    object.__setattr__(office.folder, "mirror", ReadyMirror())
+    table, specs = office.ledger.table, getattr(office.ledger, "specs", None)
+    told: list[Any] = []
+
+    def given(name: str, *without: Any) -> Any:
+        found = table(name, *without)
+        told.append((name, "spec" in found.column_names))
+        return found
+
+    def given_specs(job_ids: Any) -> Any:
+        assert specs is not None
+        told.append(job_ids)
+        return specs(job_ids)
+
+    monkeypatch.setattr(office.ledger, "table", given)
+    monkeypatch.setattr(office.ledger, "specs", given_specs, raising=False)
+    assert (await office.post(path, {"query": "select id, source from jobs"})).status_code == 200
+    assert told == [("jobs", False)]
+    told.clear()
+    query = f"select r.number, j.id from results('{named.id}') r, jobs j where j.id = '{other.id}'"  # a column as the job's spec says
+    answer = await office.post(path, {"query": query})
+    assert answer.status_code == 200, answer.text
+    assert told == [("jobs", False), [named.id]]

@@ -27,6 +27,8 @@ KNOWN = ["c-3", "b-2", "a-1"]
         ("select * from results('a' || '-1')", KNOWN),
         ("select * from results($$a-1$$)", KNOWN),
         ("select * from results(", KNOWN),
+        ("select * from query('from results(''a-1'')')", KNOWN),
+        ("select query from t", []),
         ("", []),
     ],
 )

@@ -240,5 +240,8 @@ class LedgerActor:
     async def expire(self) -> None:
         await self._call("expire", timed=True)
 
-    async def table(self, name: str) -> pa.Table:
-        return await self._call("table", name)
+    async def table(self, name: str, without: tuple[str, ...] = ()) -> pa.Table:
+        return await self._call("table", name, without)
+
+    async def specs(self, job_ids: Sequence[str]) -> dict[str, str]:
+        return dict(await self._call("specs", list(job_ids)))

@@ -23,10 +23,10 @@ from harvester.serve.access.who import Who
 from harvester.serve.http.answers import Answers
 from harvester.serve.http.contract import refusal
 from harvester.serve.http.jobs.download import KINDS
-from harvester.serve.http.jobs.owned import LedgerTables, own_table
+from harvester.serve.http.jobs.owned import AskedOnce, LedgerSpecs, own_table
 from harvester.serve.openai.objects import OpenAiRefusal
 from jobs.ledger.store.statements import TABLES
-from jobs.sql.fetch import fetch_results, jobs_named, newest_ids, tables_named
+from jobs.sql.fetch import JOBS, fetch_results, jobs_named, newest_ids, tables_named
 from jobs.sql.pool import QueryPool
 from jobs.sql.sandbox import MAX_QUERY_CHARS
 from jobs.storage.folder import StateFolder
@@ -61,19 +61,20 @@ class KeptQuestion(BaseModel):
     query: str = Field(min_length=1, max_length=MAX_QUERY_CHARS)
 
 
-def add_sql(app: FastAPI, tables: LedgerTables, folder: StateFolder, pool: QueryPool, min_free_bytes: int = 0) -> None:
+def add_sql(app: FastAPI, ledger: LedgerSpecs, folder: StateFolder, pool: QueryPool, min_free_bytes: int = 0) -> None:
     """Add ``POST /sql`` and ``/sql/answers`` over the caller's own part of the ledger."""
     answers = Answers(folder)
     fetching = FairThreads("fetch", FETCH_AT_ONCE, CLIENT_FETCHES)
 
-    async def known(who: Identity, query: str) -> dict[str, pa.Table]:
+    async def known(tables: AskedOnce, who: Identity, query: str) -> dict[str, pa.Table]:
         """Only the ledger tables that the query names: leases may have 400,000 rows, and heartbeats wait while the ledger makes a table."""
-        return {name: await own_table(tables, name, who) for name in tables_named(query, TABLES)}
+        found = {name: await own_table(tables, name, who) for name in tables_named(query, TABLES)}
+        return found | {JOBS: await tables.with_specs(found[JOBS], jobs_named(query, newest_ids(found[JOBS])))}
 
-    async def fetch(query: str, client: str, who: Identity) -> None:
+    async def fetch(tables: AskedOnce, query: str, client: str, who: Identity) -> None:
         if folder.mirror is None:
             return
-        ids = newest_ids(await own_table(tables, "jobs", who))
+        ids = newest_ids(await own_table(tables, JOBS, who))
         if jobs_named(query, ids):
             await fetching.run(client, partial(fetch_results, folder, query, ids))
 
@@ -82,21 +83,21 @@ def add_sql(app: FastAPI, tables: LedgerTables, folder: StateFolder, pool: Query
 
     @app.post("/sql", response_model=Answered, responses={429: refusal(429, OpenAiRefusal)})
     async def sql(question: Question, request: Request, who: Who) -> Response:
-        query, client = question.query, client_of(request, who)
-        await fetch(query, client, who)
-        answer = await pool.ask(folder.root, partial(known, who, query), query, limit_rows=question.limit, client=client)
+        query, client, tables = question.query, client_of(request, who), AskedOnce(ledger)
+        await fetch(tables, query, client, who)
+        answer = await pool.ask(folder.root, partial(known, tables, who, query), query, limit_rows=question.limit, client=client)
         return Response(answer, media_type="application/json")  # as the process wrote it: validating 16 MiB again here would take long
 
     @app.post("/sql/answers", include_in_schema=False)
     async def ask(question: KeptQuestion, request: Request, who: Who) -> dict[str, Any]:
-        client = client_of(request, who)
-        await fetch(question.query, client, who)
+        client, tables = client_of(request, who), AskedOnce(ledger)
+        await fetch(tables, question.query, client, who)
         path = await asyncio.to_thread(answers.new, who)
         draft = path.with_suffix(".draft")
         try:
             told = await pool.ask(
                 folder.root,
-                partial(known, who, question.query),
+                partial(known, tables, who, question.query),
                 question.query,
                 client=client,
                 kept=draft,

@@ -36,8 +36,8 @@ class Store(Protocol):
 
     def rows(self, name: str, values: Sequence[object] = ()) -> list[dict[str, Any]]: ...
 
-    def arrow(self, table: str) -> pa.Table:
-        """A whole table, with the columns of `jobs.ledger.store.statements.columns`."""
+    def arrow(self, table: str, without: tuple[str, ...] = ()) -> pa.Table:
+        """All rows of a table, with the columns of `jobs.ledger.store.statements.columns`."""
         ...
 
     def transaction(self, *, durable: bool = True) -> AbstractContextManager[None]:

@@ -138,9 +138,9 @@ class PostgresStore:
             names = [item[0] for item in cursor.description or ()]
             return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
 
-    def arrow(self, table: str) -> pa.Table:
+    def arrow(self, table: str, without: tuple[str, ...] = ()) -> pa.Table:
         with self._mapped(table):
-            return _table(self._db, table)
+            return _table(self._db, table, without)
 
     @contextmanager
     def transaction(self, *, durable: bool = True) -> Iterator[None]:
@@ -240,10 +240,10 @@ def _connected(url: str, name: str) -> psycopg.Connection[tuple[Any, ...]]:
     return db
 
 
-def _table(db: psycopg.Connection[tuple[Any, ...]], table: str) -> pa.Table:
-    names = sql.SQL(", ").join(sql.Identifier(name) for name in columns(table).names)
+def _table(db: psycopg.Connection[tuple[Any, ...]], table: str, without: tuple[str, ...] = ()) -> pa.Table:
+    names = sql.SQL(", ").join(sql.Identifier(name) for name in columns(table, without).names)
     rows = db.execute(sql.SQL("SELECT {} FROM {}").format(names, sql.Identifier(table))).fetchall()
-    return table_of(table, rows)
+    return table_of(table, rows, without)
 
 
 def _text(name: str) -> bytes:

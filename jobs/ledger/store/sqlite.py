@@ -103,9 +103,9 @@ class SqliteStore:
         names = [item[0] for item in cursor.description]
         return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
 
-    def arrow(self, table: str) -> pa.Table:
+    def arrow(self, table: str, without: tuple[str, ...] = ()) -> pa.Table:
         try:
-            return _table(self._db, table)
+            return _table(self._db, table, without)
         except sqlite3.Error as error:
             raise self._mapped(table, error) from error
 
@@ -228,9 +228,9 @@ def damaged(name: str, cause: str) -> DamageError:
     return DamageError(f"the ledger {name} is damaged: {cause[:200]}; {GO_ON}")
 
 
-def _table(db: sqlite3.Connection, table: str) -> pa.Table:
-    names = ", ".join(f'"{name}"' for name in columns(table).names)
-    return table_of(table, db.execute(f"SELECT {names} FROM {table}").fetchall())
+def _table(db: sqlite3.Connection, table: str, without: tuple[str, ...] = ()) -> pa.Table:
+    names = ", ".join(f'"{name}"' for name in columns(table, without).names)
+    return table_of(table, db.execute(f"SELECT {names} FROM {table}").fetchall(), without)
 
 
 def _connected(path: Path) -> sqlite3.Connection:

@@ -36,15 +36,15 @@ def definitions(types: Mapping[str, str], table_options: str = "") -> list[str]:
 
 
 @cache
-def columns(table: str) -> pa.Schema:
-    """Names and types of a table's columns, in order."""
+def columns(table: str, without: tuple[str, ...] = ()) -> pa.Schema:
+    """Names and types of a table's columns, in order, but for those ``without``."""
     body = statements()["schema"].split(f"EXISTS {table} (")[1].split("\n)")[0]
-    return pa.schema([(name, _ARROW[kind]) for name, kind in _COLUMN.findall(body)])
+    return pa.schema([(name, _ARROW[kind]) for name, kind in _COLUMN.findall(body) if name not in without])
 
 
-def table_of(name: str, rows: list[tuple[object, ...]]) -> pa.Table:
-    """``rows`` of a whole table, as Arrow."""
-    schema = columns(name)
+def table_of(name: str, rows: list[tuple[object, ...]], without: tuple[str, ...] = ()) -> pa.Table:
+    """``rows`` of a table with `columns`, as Arrow."""
+    schema = columns(name, without)
     if not rows:
         return schema.empty_table()
     return pa.table([pa.array(values, field.type) for values, field in zip(zip(*rows, strict=True), schema, strict=True)], schema=schema)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import pyarrow as pa
@@ -12,6 +13,7 @@ from harvester.serve.access.identity import Identity
 from jobs.spec import JobView
 
 LATEST = "latest"
+_SPEC = "spec"  # a column of jobs
 _OF_NOBODY = ("harvest",)  # rates of the whole server, by model; `lengths` would show the names of others' tasks
 
 
@@ -23,6 +25,29 @@ class LedgerJobs(Protocol):
 
 class LedgerTables(Protocol):
     async def table(self, name: str) -> pa.Table: ...
+
+
+class LedgerSpecs(Protocol):
+    async def table(self, name: str, without: tuple[str, ...] = ()) -> pa.Table: ...
+    async def specs(self, job_ids: Sequence[str]) -> dict[str, str]: ...
+
+
+class AskedOnce:
+    """The `LedgerTables` of one query: the ledger is asked for each once, and for no spec, which is long and which SQL does not show."""
+
+    def __init__(self, ledger: LedgerSpecs) -> None:
+        self._ledger = ledger
+        self._told: dict[str, pa.Table] = {}
+
+    async def table(self, name: str) -> pa.Table:
+        if name not in self._told:
+            self._told[name] = await self._ledger.table(name, (_SPEC,))
+        return self._told[name]
+
+    async def with_specs(self, jobs: pa.Table, job_ids: Sequence[str]) -> pa.Table:
+        """``jobs``, with the specs of ``job_ids`` among them: the columns of a job's results follow from its spec."""
+        specs = await self._ledger.specs(job_ids) if job_ids else {}
+        return jobs.append_column(_SPEC, pa.array([specs.get(job_id) for job_id in jobs["id"].to_pylist()], pa.string()))
 
 
 async def own_job(ledger: LedgerJobs, job_id: str, who: Identity) -> JobView:
