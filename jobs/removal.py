@@ -13,7 +13,7 @@ from jobs.errors import StateError
 from jobs.spec import JobView
 from jobs.states import ENDED
 from jobs.storage.folder import StateFolder
-from jobs.storage.inputs import has_rows, kept_input
+from jobs.storage.inputs import has_rows
 
 _ASIDE = ".staging-removed-"
 BATCH = "batch_"  # prefix of the ids of jobs that run an OpenAI batch
@@ -77,19 +77,16 @@ def _note_of(folder: StateFolder, job_id: str) -> Path:
     return folder.removals / f"{job_id}.json"
 
 
-def remove_files(folder: StateFolder, job_id: str, source: str, other_sources: Iterable[str]) -> None:
-    """Delete the job's folder, under its own name and that of `set_aside`, and the job's uploaded or piped source.
+def remove_files(folder: StateFolder, job_id: str, kept: Path | None) -> None:
+    """Delete the job's folder, under its own name and that of `set_aside`, and ``kept``, the folder of its uploaded or piped source.
 
-    The source stays if one of ``other_sources`` is in its folder. Both are deleted here and in the
+    ``kept``: None for a source of the user's own, and for one that another job reads. Both are deleted here and in the
     storage. Raises `StorageError` where the storage does not answer.
     """
     for aside in folder.jobs.glob(f"{_ASIDE}{job_id}-*"):
         shutil.rmtree(aside, ignore_errors=True)
-    gone = [folder.jobs / job_id]  # still there where the ledger is elsewhere, and in the storage
-    kept = kept_input(folder, source)
-    if kept is not None and not any(Path(other).is_relative_to(kept) for other in other_sources):
-        gone.append(kept)
-    for path in gone:
-        shutil.rmtree(path, ignore_errors=True)
-        if folder.mirror is not None:
-            folder.mirror.remove_folder(path)
+    for path in (folder.jobs / job_id, kept):  # the first is still there where the ledger is elsewhere, and in the storage
+        if path is not None:
+            shutil.rmtree(path, ignore_errors=True)
+            if folder.mirror is not None:
+                folder.mirror.remove_folder(path)

@@ -203,8 +203,7 @@ def scripted_plan(
         rows_total=rows_total,
         created_at_s=created_at_s,
     )
-    starts = range(0, rows_total, slice_rows)
-    cuts = [(start, min(slice_rows, rows_total - start)) for start in starts]
+    cuts = [(start, min(slice_rows, rows_total - start)) for start in range(0, rows_total, slice_rows)]
     slices = [SliceSpec(slice_id=i, group_index=0, offset=at, row_start=at, row_count=count) for i, (at, count) in enumerate(cuts)]
     return JobPlan(spec=spec, slices=tuple(slices))
 
@@ -273,11 +272,13 @@ class DirectLedger:
     async def show(self, job_id: str) -> JobView:
         return self.ledger.show(job_id)
 
+    async def is_read(self, folder: str) -> bool:
+        return self.ledger.is_read(folder)
+
     async def remove(self, job_id: str) -> None:
         self.ledger.remove(job_id)
 
     async def change(self, job_id: str, verb: str) -> JobView:
-        """``verb``: cancel, pause, resume or retry."""
         if verb not in VERBS:
             raise NotFoundError(f"unknown action {verb!r}; use cancel, pause, resume or retry")
         view: JobView = getattr(self.ledger, verb)(job_id, self._now_s())

@@ -92,7 +92,7 @@ def owned(records: Iterable[JobRecord]) -> Mapping[str, int]:
     return Counter(record.spec.owner for record in records if record.spec.owner is not None)
 
 
-def shown(store: Store, leases: ActiveLeases, name: str, without: tuple[str, ...]) -> pa.Table:
+def table_now(store: Store, leases: ActiveLeases, name: str, without: tuple[str, ...]) -> pa.Table:
     """A table of the ledger, with the ends of the leases as they are now. Raises `NotFoundError` for an unknown one."""
     if name not in TABLES:
         raise NotFoundError(f"unknown ledger table {name!r}; there are {', '.join(TABLES)}")

@@ -19,7 +19,7 @@ from jobs.errors import StateError
 from jobs.hint import Demand, SchedulingHint
 from jobs.ledger.book import JobBook
 from jobs.ledger.commits import Commits
-from jobs.ledger.counts import JobsNow, made, newest_ended, owned, shown
+from jobs.ledger.counts import JobsNow, made, newest_ended, owned, table_now
 from jobs.ledger.jobfile import insert_job, write_job
 from jobs.ledger.leasing import Leasing
 from jobs.ledger.record import JobRecord
@@ -183,6 +183,11 @@ class Ledger:
     def show(self, job_id: str) -> JobView:
         return self._book.view(self._book.record(job_id))
 
+    def is_read(self, folder: str) -> bool:
+        """Whether the source of a job lies in ``folder``, or is it. Makes no views, so that it may be asked for each of many jobs."""
+        name, sources = Path(folder).name, (record.row["source"] for record in self._book.jobs.values())
+        return any(name in source and Path(source).is_relative_to(folder) for source in sources)
+
     def spec(self, job_id: str) -> JobSpec:
         return self._book.record(job_id).spec
 
@@ -205,7 +210,7 @@ class Ledger:
     def table(self, name: str, without: tuple[str, ...] = ()) -> pa.Table:
         """A table of the ledger as Arrow, but for the columns ``without``, with the ends of the leases as they are now."""
         self._book.write_learnt()
-        return shown(self._book.store, self._book.leases, name, without)
+        return table_now(self._book.store, self._book.leases, name, without)
 
     def specs(self, job_ids: Sequence[str]) -> dict[str, str]:
         """The specs of those of the jobs that there are, as JSON."""

@@ -21,6 +21,7 @@ from jobs.sql.fetch import fetch_results
 from jobs.sql.query import batches, connect, run
 from jobs.states import JobState
 from jobs.storage.folder import StateFolder
+from jobs.storage.inputs import kept_input
 from jobs.storage.mirror import Mirror
 from jobs.storage.place import known_folder, settle_storage
 from jobs.testing import DirectLedger, ScriptedEngine, last_line
@@ -195,7 +196,7 @@ async def test_a_removed_job_is_gone_everywhere(machines: Machines, lines: Path)
     job, other = machines.submit(lines), machines.submit(lines, new=True)
     view = await machines.harvest("a", ScriptedEngine())
     machines.ledger.remove(job.id)
-    remove_files(machines.head, job.id, machines.ledger.show(other.id).source, [])
+    remove_files(machines.head, job.id, kept_input(machines.head, machines.ledger.show(other.id).source))
     assert machines.head.mirror is not None
     assert job.id not in machines.head.mirror.names(machines.head.jobs)
     assert not (machines.head.jobs / job.id).exists()

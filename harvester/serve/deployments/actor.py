@@ -225,6 +225,9 @@ class LedgerActor:
         view: JobView = await self._call(verb, job_id, timed=True)
         return view
 
+    async def is_read(self, folder: str) -> bool:
+        return bool(await self._call("is_read", folder))
+
     async def remove(self, job_id: str) -> None:
         await self._call("remove", job_id)
 

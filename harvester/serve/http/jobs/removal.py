@@ -25,6 +25,7 @@ DAY_S = 86400.0
 class LedgerJobs(Protocol):
     async def jobs(self) -> list[JobView]: ...
     async def remove(self, job_id: str) -> None: ...
+    async def is_read(self, folder: str) -> bool: ...
 
 
 async def removed(ledger: LedgerJobs, folder: StateFolder, view: JobView) -> JobView:
@@ -50,9 +51,10 @@ async def removed(ledger: LedgerJobs, folder: StateFolder, view: JobView) -> Job
 
 
 async def _delete(ledger: LedgerJobs, folder: StateFolder, job_id: str, source: str) -> None:
-    shared = kept_input(folder, source) is not None  # only then may other jobs read it: listing all jobs costs the ledger a lot
-    others = [other.source for other in await ledger.jobs()] if shared else []
-    await with_storage(remove_files, folder, job_id, source, others)
+    kept = kept_input(folder, source)
+    if kept is not None and await ledger.is_read(str(kept)):  # asked only now: a job made a moment ago may read it
+        kept = None
+    await with_storage(remove_files, folder, job_id, kept)
     await with_storage(forget_removal, folder, job_id)
 
 
