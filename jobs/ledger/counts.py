@@ -6,7 +6,7 @@ And what it shows: its current jobs, and its tables.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ from jobs.ledger.record import ActiveLeases, JobRecord
 from jobs.ledger.store.contract import Store
 from jobs.ledger.store.statements import TABLES
 from jobs.spec import JobView
-from jobs.states import JobState
+from jobs.states import ENDED, JobState
 
 OWN_ENDED, OWNERS_ENDED = 10, 200  # ended jobs that each owner sees at least, whatever others made since; and those of all owners
 
@@ -90,6 +90,15 @@ def newest_ended(records: Sequence[JobRecord], count: int) -> list[JobRecord]:
 def owned(records: Iterable[JobRecord]) -> Mapping[str, int]:
     """Number of jobs by owner."""
     return Counter(record.spec.owner for record in records if record.spec.owner is not None)
+
+
+def jobs_now(records: Collection[JobRecord], view: Callable[[JobRecord], JobView], ended: int) -> JobsNow:
+    """``records``: of all jobs; ``view`` makes what is shown of one, which takes long. ``ended``: how many ended jobs are shown."""
+    active = [record for record in records if record.state not in ENDED]
+    over = newest_ended([record for record in records if record.state in ENDED], ended) if ended else []
+    views = [view(record) for record in sorted([*active, *over], key=made, reverse=True)]
+    states = Counter((record.spec.model, record.state) for record in records)
+    return JobsNow(views, states, len(records) - len(views), owned(records))
 
 
 def table_now(store: Store, leases: ActiveLeases, name: str, without: tuple[str, ...]) -> pa.Table:

@@ -7,10 +7,9 @@ opened again gives every lease of the same server one more full term. When the s
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -19,7 +18,7 @@ from jobs.errors import StateError
 from jobs.hint import Demand, SchedulingHint
 from jobs.ledger.book import JobBook
 from jobs.ledger.commits import Commits
-from jobs.ledger.counts import JobsNow, made, newest_ended, owned, table_now
+from jobs.ledger.counts import JobsNow, jobs_now, made, table_now
 from jobs.ledger.jobfile import insert_job, write_job
 from jobs.ledger.leasing import Leasing
 from jobs.ledger.record import JobRecord
@@ -173,12 +172,7 @@ class Ledger:
 
     def now(self, ended: int) -> JobsNow:
         """Views of the jobs that have not ended and of the `newest_ended` ``ended`` others, newest first; the rest are only counted."""
-        book = self._book
-        active = [record for record in book.jobs.values() if record.state not in ENDED]
-        over = newest_ended([record for record in book.jobs.values() if record.state in ENDED], ended) if ended else []
-        views = [book.view(record) for record in sorted([*active, *over], key=made, reverse=True)]
-        states = Counter((record.spec.model, record.state) for record in book.jobs.values())
-        return JobsNow(views, states, len(book.jobs) - len(views), owned(book.jobs.values()))
+        return jobs_now(self._book.jobs.values(), self._book.view, ended)
 
     def show(self, job_id: str) -> JobView:
         return self._book.view(self._book.record(job_id))
@@ -236,9 +230,13 @@ class Ledger:
         """Record that the holder cannot read the job's source. The job fails once every living replica has refused it."""
         self._leasing.refuse(lease_id, message, now_s)
 
-    def living(self, model: str, asker: str | None, now_s: float) -> int:
-        """Number of replicas of ``model`` that were heard of within a lease's time, and ``asker``, a new one. 0 while none is known."""
-        return self._leasing.living(model, asker, now_s)
+    def living(self, model: str, *asked: Any) -> int:
+        """Number of replicas of ``model`` that were heard of within a lease's time, and the asker, a new one. 0 while none is known.
+
+        ``asked``: the asker, which replicas of an earlier version leave out, and the time.
+        """
+        *asker, now_s = asked
+        return self._leasing.living(model, asker[0] if asker else None, now_s)
 
     def expire(self, now_s: float) -> int:
         """Free the leases that were not renewed in time, and end the jobs whose deadline has passed. Returns how many leases."""

@@ -207,6 +207,12 @@ def test_a_replica_that_asks_for_the_living_counts_itself_unless_the_ledger_know
     assert desk.ledger.living("another", "new", desk.clock()) == 0
 
 
+def test_a_replica_of_an_earlier_version_asks_for_the_living_without_its_name(desk: Desk) -> None:
+    desk.submit("docs-1", 1)
+    model = desk.leased("a").job.model
+    assert desk.ledger.living(model, desk.clock()) == 1
+
+
 @pytest.mark.parametrize(("busy_s", "state"), [(LEASE_S, JobState.RUNNING), (0.0, JobState.FAILED)], ids=["waits", "is gone"])
 def test_a_replica_that_is_not_heard_of_while_the_ledger_is_busy(desk: Desk, busy_s: float, state: JobState) -> None:
     desk.submit("docs-1")
