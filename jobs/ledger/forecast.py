@@ -58,6 +58,7 @@ class JobForecast:
     def shift(self, records: Iterable[JobRecord], by_s: float) -> None:
         """The clock was set by ``by_s`` seconds. ``records``: all jobs."""
         self._harvest.shift(by_s)
+        self._history_at_s = None
         for record in records:
             record.rate.shift(by_s)
             record.decided_at_s = None if record.decided_at_s is None else record.decided_at_s + by_s

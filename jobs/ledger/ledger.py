@@ -243,7 +243,7 @@ class Ledger:
         return self._leasing.expire(now_s)
 
     def clock_set(self, by_s: float) -> None:
-        """The clock was set by ``by_s`` seconds since the last call: leases last as long as they would have, rates begin anew."""
+        """The clock was set by ``by_s`` seconds since the last call: leases, rates and decisions on deadlines go on as before."""
         self._leasing.clock_set(by_s)
 
     def was_busy(self, for_s: float) -> None:

@@ -189,3 +189,18 @@ def test_what_was_said_of_a_late_job_stays_while_its_rate_is_not_known(ledger: L
     ledger.hints(NOW_S + 110)
     view = ledger.show(job_id)
     assert (view.standing, view.guaranteed_share) == (late.standing, late.guaranteed_share)
+
+
+def test_the_end_of_a_job_that_waits_is_told_by_what_others_did_since_the_clock_was_set_back(ledger: Ledger) -> None:
+    stats = PartStats(rows_ok=4, **USED)
+    job_id = enter(ledger, "waits", 100)
+    now_s = work(ledger, NOW_S, 1, 2, stats)
+    ledger.pause(job_id, now_s)
+    ledger.resume(job_id, now_s)
+    assert ledger.show(job_id).eta_s is None, "two seconds tell no rate"
+    ledger.clock_set(-HOUR_S)
+    enter(ledger, "heavy", 6)
+    ledger.adjust("heavy", JobChange(weight=1000.0))
+    work(ledger, now_s - HOUR_S, 6, 10, stats)
+    assert ledger.show("heavy").state is JobState.COMPLETED
+    assert ledger.show(job_id).eta_s == pytest.approx(99 * 10.0, rel=0.1)
