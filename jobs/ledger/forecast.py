@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -156,8 +157,9 @@ class JobForecast:
         expected = None if waits_on else self.finish(record)
         high_s, stalled_s = None if expected is None else expected.high_s, record.stall.seconds if self._rows_left(record) else 0.0
         view = DeadlineView(now_s, deadline_at_s, high_s, record.hint, others, stalled_s)
-        if view.slow_end_s is None and record.standing is not None:
-            return  # its rate is measured anew; what was decided and said last holds
+        if view.slow_end_s is None and record.standing is not None and not record.is_stalled:
+            return  # its rate is measured anew; what was decided and said last holds, but not that it makes no progress
+        record.is_stalled = view.slow_end_s == math.inf
         hint = decide(view, self._config)
         if hint != record.hint:
             log.info("deadline job=%s boost=%.3g share=%.3g high_s=%s", record.spec.id, hint.boost, hint.share, view.slow_end_s)
@@ -165,7 +167,7 @@ class JobForecast:
 
     def calm(self, record: JobRecord) -> None:
         """Reset the job's hint, because its deadline changed or it does not run."""
-        record.hint, record.standing, record.decided_at_s = record.spec.hint(), None, None
+        record.hint, record.standing, record.is_stalled, record.decided_at_s = record.spec.hint(), None, False, None
 
     def lengths(self, record: JobRecord) -> tuple[LengthBand, ...]:
         return bands(self._lengths.of(record.spec), record.spec.task.most_tokens)

@@ -171,6 +171,7 @@ class JobRecord:
     granted: int = 0  # number of its last lease, counted over all jobs
     error_example: str | None = None  # how a row of it failed last
     standing: str | None = None
+    is_stalled: bool = False  # as `standing` says: it makes no progress
     decided_at_s: float | None = None  # when the hint was last thought over; None: not yet
     stall: Stall = field(default_factory=Stall)  # as seen when the hint was thought over
     unread: str | None = None  # why its spec cannot be read; `spec` then holds what its row tells
