@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from argparse import Namespace
 from collections.abc import AsyncGenerator
 from types import SimpleNamespace
 from typing import Any, cast
@@ -113,3 +114,22 @@ async def test_a_beam_search_ends_at_the_limit_too(monkeypatch: pytest.MonkeyPat
             answers = serving.beam_search(prompt=prompt, request_id="one", params=BeamSearchParams(beam_width=2, max_tokens=9))
         (answer,) = [one async for one in answers]
         assert [len(beam.token_ids) for beam in answer.outputs] == [used, used]
+
+
+async def test_the_application_of_a_server_bounds_beam_searches(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.entrypoints.generate.base.serving import GenerateBaseServing
+
+    from harvester.engine.vllm.frontend import serving
+
+    async def told(*given: Any) -> tuple[str, ...]:
+        return ()
+
+    app, stock = SimpleNamespace(state=SimpleNamespace(openai_serving_models=None)), GenerateBaseServing.beam_search
+    monkeypatch.setattr(GenerateBaseServing, "beam_search", stock)  # as it is, once this test has ended
+    for name in ("fetch_checked", "build_app", "complete", "stop_at_first_error", "hide_paths"):
+        monkeypatch.setattr(serving, name, lambda *given, **named: app)
+    monkeypatch.setattr(serving, "init_app_state", told)
+    llm: Any = SimpleNamespace(get_supported_tasks=told, model_config=None)
+    made: Any = await serving.chat_app(llm, Namespace(allowed_media_domains=None))
+    assert made is app
+    assert GenerateBaseServing.beam_search is not stock

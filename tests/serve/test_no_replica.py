@@ -21,6 +21,7 @@ with warnings.catch_warnings():
     from ray.serve.exceptions import RayServeException
 
     from harvester.serve.deployments import jobs_app
+    from harvester.serve.deployments.actor import LedgerActor
     from harvester.serve.deployments.jobs_app import JobsApp
     from harvester.serve.deployments.scale import replicas
     from harvester.serve.deployments.scale.replicas import Replicas
@@ -81,6 +82,28 @@ async def test_what_needs_a_replica_is_answered_with_503_while_there_is_none(
     assert isinstance(error, NoReplicaError)
     assert error.message.startswith(why)
     assert error.message.endswith("try again in a moment")
+
+
+@pytest.mark.parametrize("fault", [pytest.param(None, id="silent")], indirect=True)
+@pytest.mark.usefixtures("fault")
+async def test_the_application_lets_jobs_end_at_their_deadline_while_no_replica_asks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = asyncio.Event()
+
+    async def expire(self: LedgerActor) -> None:
+        asked.set()
+
+    monkeypatch.setattr(LedgerActor, "expire", expire)
+    monkeypatch.setattr(jobs_app, "EXPIRE_S", 0.01)
+    app = JobsApp(ServeConfig(), CHOICE, str(tmp_path), "ledger", "http://127.0.0.1:8000", True, 1)
+    await app.__serve_build_asgi_app__()
+    try:
+        async with asyncio.timeout(20.0):
+            await asked.wait()
+    finally:
+        for task in app._tasks:
+            task.cancel()
 
 
 async def test_a_time_out_of_the_replicas_own_is_told_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
