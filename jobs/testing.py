@@ -239,8 +239,8 @@ class DirectLedger:
     async def adjust(self, job_id: str, change: JobChange) -> JobView:
         return self.ledger.adjust(job_id, change)
 
-    async def holds(self, lease_id: str) -> bool:
-        return self.ledger.holds(lease_id)
+    async def is_leased(self, lease_id: str) -> bool:
+        return self.ledger.is_leased(lease_id)
 
     async def keep(self, lease_id: str, stats: PartStats) -> bool:
         return self.ledger.keep(lease_id, stats, self._now_s())
@@ -287,8 +287,8 @@ class DirectLedger:
     async def counts(self) -> dict[str, dict[str, int]]:
         return self.ledger.counts()
 
-    async def held(self, job_id: str) -> int:
-        return self.ledger.held(job_id)
+    async def slices_leased(self, job_id: str) -> int:
+        return self.ledger.slices_leased(job_id)
 
     async def expire(self) -> None:
         self.ledger.expire(self._now_s())

@@ -42,7 +42,7 @@ class BatchLedger(Protocol):
     async def submit(self, plan: JobPlan, *, new: bool) -> tuple[JobView, bool]: ...
     async def show(self, job_id: str) -> JobView: ...
     async def change(self, job_id: str, verb: str) -> JobView: ...
-    async def held(self, job_id: str) -> int: ...
+    async def slices_leased(self, job_id: str) -> int: ...
     async def expire(self) -> None: ...
 
 
@@ -168,7 +168,7 @@ class BatchController:
         """Remove the rows of each ended batch that is spent (`BatchPlanner.spent`) or whose job is gone. A resumed job keeps them."""
         for record, is_spent in await with_storage(self._let_go):
             job = await self._job(record.id)
-            is_idle = job is not None and job.state in ENDED and not await self._ledger.held(record.id)
+            is_idle = job is not None and job.state in ENDED and not await self._ledger.slices_leased(record.id)
             if job is None or (is_spent and is_idle):
                 await with_storage(self._planner.forget, record.id)
                 self._has_rows[record.id] = False
@@ -192,7 +192,7 @@ class BatchController:
             job = await self._job(batch_id)
             if job is not None:
                 self._note(job)
-            held = await self._ledger.held(batch_id) if job is not None and job.state in ENDED else 0
+            held = await self._ledger.slices_leased(batch_id) if job is not None and job.state in ENDED else 0
             record = self._store.get(batch_id)
             step = next_step(record.status, None if job is None else job.state, held)
             if step is BatchStep.FINALIZE and job is not None:

@@ -193,7 +193,7 @@ class JobBook:
     def settle(self, record: JobRecord, now_s: float) -> None:
         """End a job that has no open slice, or is being cancelled and has no lease. Where the store fails, `settle_left` tries again."""
         self._unsettled[record.spec.id] = None
-        if record.state is JobState.CANCELLING and not self.leases.holds(record.spec.id):
+        if record.state is JobState.CANCELLING and not self.leases.has_of_job(record.spec.id):
             self.change(record, JobState.CANCELLED, now_s, None)
         if record.open_slices == 0 and record.state in (*ACTIVE, JobState.PAUSED):
             failed = record.row["rows_ok"] == 0

@@ -89,7 +89,7 @@ class Ledger:
     def cancel(self, job_id: str, now_s: float) -> JobView:
         record = self._book.record(job_id)
         going = record.state in (JobState.RUNNING, JobState.CANCELLING)
-        target = JobState.CANCELLING if going and self._book.leases.holds(record.spec.id) else JobState.CANCELLED
+        target = JobState.CANCELLING if going and self._book.leases.has_of_job(record.spec.id) else JobState.CANCELLED
         return self._book.change(record, target, now_s, None)
 
     def pause(self, job_id: str, now_s: float) -> JobView:
@@ -117,7 +117,7 @@ class Ledger:
         book, record = self._book, self._book.record(job_id)
         if record.state not in ENDED:
             raise StateError(f"job {record.spec.id} is {record.state}; failed rows can be retried once it has ended")
-        if book.leases.holds(record.spec.id):
+        if book.leases.has_of_job(record.spec.id):
             raise StateError(f"job {record.spec.id} has rows in flight; try again in a moment")
         if record.row["rows_error"] == 0:
             raise StateError(f"job {record.spec.id} has no failed rows to retry")
@@ -142,7 +142,7 @@ class Ledger:
         book = self._book
         record = book.record(job_id)
         check_removable(book.view(record))
-        if book.leases.holds(record.spec.id):
+        if book.leases.has_of_job(record.spec.id):
             raise StateError(f"job {record.spec.id} has rows in flight; try again in a moment")
         if book.keeps_jobs:
             set_aside(book.results_root, record.spec.id)
@@ -284,13 +284,15 @@ class Ledger:
         if lease_id in self._book.leases:
             self._book.free([lease_id], now_s)
 
-    def holds(self, lease_id: str) -> bool:
+    def is_leased(self, lease_id: str) -> bool:
         """Whether the lease is in force: nobody else works on its slice."""
         return lease_id in self._book.leases
 
-    def held(self, job_id: str) -> int:
+    def slices_leased(self, job_id: str) -> int:
         """How many of the job's slices are leased now: an ended job's parts are all there once it is 0."""
         return self._book.leases.count(job_id)
+
+    holds, held = is_leased, slices_leased  # by these names replicas and applications of an earlier version ask
 
     def check(self) -> None:
         """Invariants, for tests."""

@@ -73,7 +73,7 @@ class ActiveLease:
 
 
 class ActiveLeases(dict[str, ActiveLease]):
-    """Leases by id, indexed by job and by expiry. Change it by assignment of a new id, ``del``, ``discard`` and ``renew`` only."""
+    """Leases by id, indexed by job and by expiry. Change it by assignment of a new id, ``del`` and ``renew`` only."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -98,10 +98,6 @@ class ActiveLeases(dict[str, ActiveLease]):
         if not self._by_job[lease.job_id]:
             del self._by_job[lease.job_id], self._running[lease.job_id]
 
-    def discard(self, lease_id: str) -> None:
-        if lease_id in self:
-            del self[lease_id]
-
     def renew(self, item: LeaseProgress, expires_at_s: float) -> None:
         lease = self[item.lease_id]
         before = lease.running
@@ -118,7 +114,7 @@ class ActiveLeases(dict[str, ActiveLease]):
     def count(self, job_id: str) -> int:
         return len(self._by_job.get(job_id, {}))
 
-    def holds(self, job_id: str) -> bool:
+    def has_of_job(self, job_id: str) -> bool:
         return job_id in self._by_job
 
     def over(self, now_s: float) -> list[str]:

@@ -41,10 +41,15 @@ class ActiveSlice:
             is_late=self.is_late,
         )
 
+    @property
+    def is_ending(self) -> bool:
+        """Whether no more of its rows begin: it is published, or was dropped."""
+        return self.publishing or self.dropped
+
     def drop(self) -> None:
         """Stop work on the slice, because the ledger wants it back."""
-        if self.task and not self.publishing:
-            self.dropped = self.publishing = True
+        if self.task and not self.is_ending:
+            self.dropped = True
             if self.begun:
                 self.task.cancel()
 

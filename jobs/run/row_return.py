@@ -30,7 +30,7 @@ class RowReturn:
         try:
             for lease_id in asking or await self._ledger.wanted(self._holder):
                 active = self._active.get(lease_id)
-                if active is not None and not active.publishing:
+                if active is not None and not active.is_ending:
                     await self._give_of(active)
         except StorageError as error:
             log.warning("split_storage %s", error.message)
@@ -50,6 +50,6 @@ class RowReturn:
         slices, so the slice is dropped before one of the split rows can begin.
         """
         is_split = await self._ledger.split(active.lease.lease_id, keep_rows)
-        if not is_split and not await self._ledger.holds(active.lease.lease_id):
+        if not is_split and not await self._ledger.is_leased(active.lease.lease_id):
             active.drop()
         return is_split

@@ -230,7 +230,7 @@ class Runner:
     async def _keep(self, active: ActiveSlice, files: SliceFiles) -> None:
         """Publish the finished rows of a slice whose job may not run any more."""
         lease = active.lease
-        if not files.spool.rows or not await self.ledger.holds(lease.lease_id):
+        if not files.spool.rows or not await self.ledger.is_leased(lease.lease_id):
             return
         stats = await in_thread(self._publishing, files.publish_some)
         if stats is not None and not await self.ledger.keep(lease.lease_id, self._charged(active, stats)):  # lost while they were written

@@ -138,7 +138,7 @@ async def test_a_retry_of_a_job_that_was_stopped_computes_the_failed_rows_of_the
         world.ledger.fail(job_id, "too many rows failed", world.clock())
         with pytest.raises(StateError, match="job docs-0001 has rows in flight; try again in a moment"):
             world.ledger.retry(job_id, world.clock())
-        await until(lambda: not world.ledger.held(job_id))
+        await until(lambda: not world.ledger.slices_leased(job_id))
     stopped = world.show()
     assert (stopped.rows_ok, stopped.rows_error) == (1, 1)
     assert world.ledger.retry(job_id, world.clock()).rows_to_retry == 1
@@ -170,7 +170,7 @@ async def test_a_second_retry_keeps_what_the_first_one_had_computed_when_it_was_
     async with at_work(Runner("a", world.client, engine, world.folder, world.harvest, world.sink, world.clock, BY_TOKEN)):
         await until(lambda: world.show().rows_running == 2)
         world.ledger.fail(job_id, "too many rows failed", world.clock())
-        await until(lambda: not world.ledger.held(job_id))
+        await until(lambda: not world.ledger.slices_leased(job_id))
     assert world.ledger.retry(job_id, world.clock()).rows_to_retry == 4
     again = ScriptedEngine()
     await harvested(world, again)

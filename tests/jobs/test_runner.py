@@ -196,7 +196,7 @@ async def test_rows_that_begin_while_others_are_given_away_wait_no_more(world: W
         return 3
 
     feed = SimpleNamespace(is_asking=True, is_last=False, give_back=give_back)
-    active: Any = SimpleNamespace(feed=feed, publishing=False, rows_waiting=10)
+    active: Any = SimpleNamespace(feed=feed, is_ending=False, rows_waiting=10)
     await RowReturn("a", world.client, {"lease": active}).give_back()
     assert active.rows_waiting == 3
 

@@ -342,7 +342,7 @@ class Replicas:
             if self.ledger.show("docs").ended_at_s is not None:
                 break
             self.lease()
-            for lease in [one for one in self.held.values() if self.ledger.holds(one.lease_id)]:
+            for lease in [one for one in self.held.values() if self.ledger.is_leased(one.lease_id)]:
                 self.publish(lease)
         assert self.ledger.show("docs").ended_at_s is not None
         for lease in list(self.held.values()):

@@ -53,7 +53,7 @@ async def test_a_slice_that_is_taken_back_ends_once_and_not_while_it_is_publishe
     active.task = asyncio.create_task(asyncio.sleep(60))
     active.begun = True
     active.drop()
-    assert (active.dropped, active.publishing, active.task.cancelling()) == (True, True, 1)
+    assert (active.dropped, active.publishing, active.is_ending, active.task.cancelling()) == (True, False, True, 1)
     active.drop()
     assert active.task.cancelling() == 1
     late = a_slice()

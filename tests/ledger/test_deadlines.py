@@ -87,11 +87,11 @@ def test_a_running_slice_of_an_expired_job_is_dropped_and_its_rows_are_kept(ledg
     progress = LeaseProgress(lease_id=lease.lease_id, rows_done=3)
     ledger.expire(NOW_S + 61)
     assert ledger.heartbeat("a", [progress], NOW_S + 61) == [lease.lease_id]
-    assert ledger.holds(lease.lease_id)
+    assert ledger.is_leased(lease.lease_id)
     ledger.keep(lease.lease_id, PartStats(rows_ok=2, rows_error=1), NOW_S + 62)
     view = ledger.show(job_id)
     assert (view.state, view.rows_ok, view.rows_error, view.rows_running) == (JobState.EXPIRED, 2, 1, 0)
-    assert not ledger.holds(lease.lease_id)
+    assert not ledger.is_leased(lease.lease_id)
     ledger.check()
     ledger.resume(job_id, NOW_S + 63)
     again = ledger.lease("b", "scripted", NOW_S + 64)

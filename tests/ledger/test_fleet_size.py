@@ -171,14 +171,13 @@ def test_leases_are_found_by_job_and_by_end() -> None:
         leases[f"l{number}"] = ActiveLease(f"job-{number % 2}", "m", number, "a", 10.0 + number)
     assert [lease.slice_id for lease in leases.of("job-1")] == [1, 3, 5]
     leases["l0"].expires_at_s = 30.0  # renewed
-    leases.discard("l1")
-    leases.discard("unknown")
+    del leases["l1"]
     assert leases.over(12.0) == ["l2"]
     assert leases.over(12.0) == ["l2"], "in force until it is freed"
     del leases["l2"]
     leases.shift(-20.0)
     assert sorted(leases.over(11.0)) == ["l0", "l3", "l4", "l5"]
     for lease_id in list(leases):
-        leases.discard(lease_id)
-    assert not leases.holds("job-0")
+        del leases[lease_id]
+    assert not leases.has_of_job("job-0")
     assert leases.over(100.0) == []

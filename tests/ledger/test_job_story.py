@@ -90,7 +90,7 @@ def test_a_job_is_shown_as_it_stands_from_its_submit_to_its_end(ledger: Ledger) 
     assert second is not None
     assert (second.slice.row_start, second.slice.row_count, second.slice.offset) == (4, 2, 4)
     assert ledger.lease("a", "scripted", NOW_S + 14) is None
-    assert ledger.held("docs") == 1
+    assert ledger.slices_leased("docs") == 1
     assert ledger.commit(second.lease_id, "docs", 1, PartStats(rows_ok=2, prompt_tokens=160, output_tokens=40), NOW_S + 21)
     total = {**counts, "rows_ok": 5, **used, "prompt_tokens": 480, "output_tokens": 120}
     ended = {**running, **total, "state": "completed", "ended_at_s": NOW_S + 21, "eta_s": 0.0, "offline_tokens_per_s": 30.0}

@@ -207,10 +207,11 @@ def test_a_replica_that_asks_for_the_living_counts_itself_unless_the_ledger_know
     assert desk.ledger.living("another", "new", desk.clock()) == 0
 
 
-def test_a_replica_of_an_earlier_version_asks_for_the_living_without_its_name(desk: Desk) -> None:
+def test_a_replica_of_an_earlier_version_asks_in_its_own_words(desk: Desk) -> None:
     desk.submit("docs-1", 1)
-    model = desk.leased("a").job.model
-    assert desk.ledger.living(model, desk.clock()) == 1
+    lease = desk.leased("a")
+    assert desk.ledger.living(lease.job.model, desk.clock()) == 1
+    assert (desk.ledger.holds(lease.lease_id), desk.ledger.held("docs-1")) == (True, 1)
 
 
 @pytest.mark.parametrize(("busy_s", "state"), [(LEASE_S, JobState.RUNNING), (0.0, JobState.FAILED)], ids=["waits", "is gone"])

@@ -205,7 +205,7 @@ class LedgerMachine(RuleBasedStateMachine):
         rows = data.draw(st.integers(0, lease.slice.row_count))
         errors = data.draw(st.integers(0, rows))
         held = lease.lease_id in self.terms
-        assert self.ledger.holds(lease.lease_id) == held
+        assert self.ledger.is_leased(lease.lease_id) == held
         self.ledger.keep(lease.lease_id, PartStats(rows_ok=rows - errors, rows_error=errors), self.now_s)
         if held:
             part = self.jobs[lease.job.id].slices[lease.slice.slice_id]

@@ -85,7 +85,7 @@ def test_a_ledger_of_an_earlier_version_is_read_as_it_is_and_moved_by_the_server
     assert not list(folder.root.glob("making*"))
     ledger = opened(folder)
     ledger.check()
-    assert ledger.held("docs-1") == 1
+    assert ledger.slices_leased("docs-1") == 1
     ledger.close()
     assert repair(folder).changes_lost == 0
 

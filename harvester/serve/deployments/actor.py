@@ -181,8 +181,8 @@ class LedgerActor:
         view: JobView = await self._call("adjust", job_id, change)
         return view
 
-    async def holds(self, lease_id: str) -> bool:
-        return bool(await self._call("holds", lease_id))
+    async def is_leased(self, lease_id: str) -> bool:
+        return bool(await self._call("holds", lease_id))  # a ledger of an earlier version knows no other name
 
     async def keep(self, lease_id: str, stats: PartStats) -> bool:
         return bool(await self._call("keep", lease_id, stats, timed=True))
@@ -237,8 +237,8 @@ class LedgerActor:
     async def counts(self) -> dict[str, dict[str, int]]:
         return dict(await self._call("counts"))
 
-    async def held(self, job_id: str) -> int:
-        return int(await self._call("held", job_id))
+    async def slices_leased(self, job_id: str) -> int:
+        return int(await self._call("held", job_id))  # likewise
 
     async def expire(self) -> None:
         await self._call("expire", timed=True)
