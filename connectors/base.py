@@ -123,10 +123,12 @@ def checked_columns(schema: pa.Schema, columns: Sequence[str] | None, label: str
     """The columns to read, in the order asked for; all of them for None. Raises `ColumnError` for one that is not there."""
     if columns is None:
         return tuple(schema.names)
+    names = schema.names  # a list that Arrow makes anew at each access
+    there = set(names)
     for name in columns:
-        if name not in schema.names:
-            near = difflib.get_close_matches(name, schema.names, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"its columns: {listed(schema.names)}"
+        if name not in there:
+            near = difflib.get_close_matches(name, names, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"its columns: {listed(names)}"
             raise ColumnError(f"{label} has no column {name!r}; {hint}")
     assert len(set(columns)) == len(columns), f"a column is asked for twice: {columns}"
     return tuple(columns)

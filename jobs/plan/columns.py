@@ -53,7 +53,7 @@ def check_image_column(schema: pa.Schema, name: str) -> None:
 
 def check_column(schema: pa.Schema, name: str, use: str) -> None:
     """Raise `ColumnError` where the source has no such column; ``use`` says who asks for it."""
-    if name not in schema.names:
+    if not schema.get_all_field_indices(name):  # `schema.names` is made anew at each access
         near = did_you_mean(name, schema.names, "its columns")
         raise ColumnError(f"{use} names column {name}, which the source does not have{near}{_listed(schema, near)}")
 

@@ -163,11 +163,16 @@ def _keep(schema: pa.Schema, asked: tuple[str, ...] | None, pictures: Collection
 
 def _renamed(schema: pa.Schema, keep: Sequence[str], task: Task) -> list[str]:
     names = kept_names(schema, keep, task)
+    spellings: dict[str, list[str]] = {}
+    for name in names:
+        spellings.setdefault(name.lower(), []).append(name)
     notes = []
     for name, kept in names.items():
-        twin = next((other for other in names if other != name and other.lower() == name.lower()), None)
+        if kept == name:
+            continue
+        twin = next((other for other in spellings[name.lower()] if other != name), None)
         why = f"the results have a column {name.lower()} of their own" if twin is None else f"SQL would take it for column {twin}"
-        notes += [f"Input column {name} is kept as {kept}, because {why}."] * (kept != name)
+        notes.append(f"Input column {name} is kept as {kept}, because {why}.")
     return notes
 
 
