@@ -10,7 +10,9 @@ import pyarrow as pa
 import pytest
 
 from connectors.targets.lines import csv_lines, json_lines
+from connectors.text import rows
 from connectors.value import values
+from jobs.tasks.template import render
 
 NANO = 1577836800123456789
 TOLD = "2020-01-01T00:00:00.123456789"
@@ -66,3 +68,39 @@ def test_a_column_that_is_no_time_fails_as_it_did() -> None:
     bad = pa.array([b"\xff"], pa.binary()).view(pa.string())
     with pytest.raises(UnicodeDecodeError):
         values(bad)
+
+
+FLOAT = pa.float32()
+
+
+@pytest.mark.parametrize(
+    ("column", "told"),
+    [
+        (pa.array([19.99, 0.1, None, 1e20, -1e-7, 16777216, -0.0], FLOAT), [19.99, 0.1, None, 1e20, -1e-7, 16777216.0, -0.0]),
+        (pa.array([float("inf"), float("-inf")], FLOAT), [float("inf"), float("-inf")]),
+        (pa.array([[0.1, None], None, []], pa.list_(FLOAT)), [[0.1, None], None, []]),
+        (pa.array([[0.1]], pa.large_list(FLOAT)), [[0.1]]),
+        (pa.array([[0.1, 0.2], None], pa.list_(FLOAT, 2)), [[0.1, 0.2], None]),
+        (pa.array([{"a": 0.1, "b": "ü"}, None], pa.struct({"a": FLOAT, "b": pa.string()})), [{"a": 0.1, "b": "ü"}, None]),
+        (pa.array([[("k", 0.1)]], pa.map_(pa.string(), FLOAT)), [[("k", 0.1)]]),
+        (pa.array([{"a": 0.1, "at": NANO}], pa.struct({"a": FLOAT, "at": pa.timestamp("ns")})), [{"a": 0.1, "at": TOLD}]),
+        (pa.array([0.1, None, 2.5], FLOAT).cast(pa.float16()), [0.1, None, 2.5]),
+        (pa.ListArray.from_arrays([0, 1], pa.array([0.1], FLOAT).cast(pa.float16())), [[0.1]]),
+        (pa.chunked_array([pa.array([0.1, 0.2], FLOAT), pa.array([0.3], FLOAT)]).slice(1), [0.2, 0.3]),
+        (pa.array([[0.1], [0.2], [0.3, 0.4]], pa.list_(FLOAT)).slice(1), [[0.2], [0.3, 0.4]]),
+    ],
+    ids=lambda value: str(value.type) if isinstance(value, pa.Array | pa.ChunkedArray) else "",
+)
+def test_a_float_has_the_digits_that_its_column_shows(column: pa.Array, told: list[object]) -> None:
+    assert repr(values(column)) == repr(told)
+
+
+def test_a_float_that_is_no_number_stays_none() -> None:
+    assert repr(values(pa.array([float("nan")], FLOAT))) == "[nan]"
+    assert list(json_lines(pa.record_batch({"n": pa.array([float("nan")], FLOAT)}))) == ['{"n": null}\n']
+
+
+def test_prompts_and_lines_show_the_digits_of_a_float() -> None:
+    table = pa.table({"price": pa.array([19.99, 0.1], FLOAT), "l": pa.array([[0.1], []], pa.list_(FLOAT))})
+    assert [render("{price} {l}", row) for row in rows(table)] == ["19.99 [0.1]", "0.1 []"]
+    assert list(json_lines(table.to_batches()[0])) == ['{"price": 19.99, "l": [0.1]}\n', '{"price": 0.1, "l": []}\n']
