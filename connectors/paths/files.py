@@ -15,7 +15,7 @@ from pyarrow import fs
 from connectors.edge import reading
 from connectors.errors import SourceError
 from connectors.paths.location import Location
-from connectors.paths.marks import above, between, marked, marks_of
+from connectors.paths.marks import NAMES, above, between, marked, marks_of
 from connectors.paths.names import KNOWN, FileKind, kind_of
 
 _MAGIC = re.compile(r"[*?\[]")
@@ -52,23 +52,25 @@ def find(location: Location) -> tuple[FileKind, tuple[DataFile, ...]]:
     Beside other tables text files (a README) are left out; two kinds of table in one folder are refused. Raises `SourceError` where there
     is nothing, or nothing of a known kind.
     """
+    listed = _Listed(location.files)
     with reading(location.uri):
         info = location.files.get_file_info([location.path])[0]
         if info.type == fs.FileType.File:
             return _single(location, info)
         if info.type == fs.FileType.Directory:
-            found, root, nothing = _below(location.files, info.path), info.path, "holds no file"
+            found, root, nothing = listed.below(info.path), info.path, "holds no file"
         elif info.type == fs.FileType.Unknown:  # a pipe, a socket, a device
             raise SourceError(f"{location.label} is no regular file; give the path of {KNOWN}")
         elif is_glob(location.path):
-            root, found = _matches(location.files, location.path)
+            root, found = _matches(listed, location.path)
             nothing = "matches no file"
         else:
             if location.uri.startswith(("http:", "https:")):  # whose files are "not found" too if the server does not answer
                 _ask(location)
             raise SourceError(f"{location.label} does not exist; give the path of {KNOWN}")
     prefix = root.rstrip("/") + "/"
-    _refuse_tables(location, root, [entry.path.removeprefix(prefix) for entry in found], is_whole=info.type == fs.FileType.Directory)
+    is_whole = info.type == fs.FileType.Directory
+    _refuse_tables(location, root, [entry.path.removeprefix(prefix) for entry in found], None if is_whole else listed)
     visible = {relative: entry for entry in found if not _is_hidden(relative := entry.path.removeprefix(prefix))}
     if location.rules is not None:
         for entry in visible.values():
@@ -90,22 +92,20 @@ def _ask(location: Location) -> None:
             raise error.__cause__ from error
 
 
-def _refuse_tables(location: Location, root: str, relatives: Sequence[str], *, is_whole: bool) -> None:
+def _refuse_tables(location: Location, root: str, relatives: Sequence[str], listed: _Listed | None) -> None:
     """Raise `SourceError` for files of a table format: only the table's log says which files, and which of their rows, count.
 
-    ``is_whole``: all files below the root are known, not only those that a glob matches.
+    ``listed``: the folders that a glob was looked up in; None: all files below the root are known.
     """
     inner = marked(relatives)
     with reading(location.uri):
         found = (
             above(location.files, f"{root.rstrip('/')}/x") if inner is None else (inner[0], f"{root.rstrip('/')}/{inner[1]}".rstrip("/"))
         )
-        folders = [] if is_whole or found is not None else between(relatives)
-        for folder in (f"{root.rstrip('/')}/{one}" for one in folders):
-            form = marks_of(location.files, folder)
-            if form is not None:
-                found = form, folder
-                break
+        if listed is not None and found is None:
+            folders = (f"{root.rstrip('/')}/{one}" for one in between(relatives))
+            tables = ((form, folder) for folder in folders if listed.may_be_table(folder) and (form := marks_of(location.files, folder)))
+            found = next(tables, None)
     if found is not None:
         form, folder = found
         raise SourceError(
@@ -152,12 +152,38 @@ def _is_hidden(relative: str) -> bool:
     return any(part.startswith(("_", ".")) for part in relative.split("/"))
 
 
-def _below(files: fs.FileSystem, folder: str) -> list[fs.FileInfo]:
-    entries = files.get_file_info(fs.FileSelector(folder, recursive=True, allow_not_found=True))
-    return [entry for entry in entries if entry.type == fs.FileType.File]
+class _Listed:
+    """Lists folders, and keeps what the listings tell of tables: on object stores each name asked for is a round trip."""
+
+    def __init__(self, files: fs.FileSystem) -> None:
+        self.files = files
+        self._folders: set[str] = set()  # of which all names were seen
+        self._marked: set[str] = set()  # which hold a name that a table has
+
+    def entries(self, folder: str, *, recursive: bool = False) -> list[fs.FileInfo]:
+        """What is in the folder; with ``recursive`` at any depth."""
+        entries: list[fs.FileInfo] = self.files.get_file_info(fs.FileSelector(folder, recursive=recursive, allow_not_found=True))
+        folder = folder.rstrip("/")
+        self._folders.add(folder)
+        for entry in entries:
+            path = entry.path
+            while len(path) > len(folder):  # not every file system lists the folders between
+                path, _, name = path.rpartition("/")
+                self._folders.add(path)
+                if name in NAMES:
+                    self._marked.add(path)
+        return entries
+
+    def below(self, folder: str) -> list[fs.FileInfo]:
+        """All files, at any depth."""
+        return [entry for entry in self.entries(folder, recursive=True) if entry.type == fs.FileType.File]
+
+    def may_be_table(self, folder: str) -> bool:
+        """False where its listing holds none of the names by which a table is known."""
+        return folder not in self._folders or folder in self._marked
 
 
-def _matches(files: fs.FileSystem, pattern: str) -> tuple[str, list[fs.FileInfo]]:
+def _matches(listed: _Listed, pattern: str) -> tuple[str, list[fs.FileInfo]]:
     """The folder up to which the pattern is literal, and the files it matches; a folder that it matches gives all its files.
 
     Goes down one component at a time, so that a narrow pattern does not list a whole bucket.
@@ -167,22 +193,22 @@ def _matches(files: fs.FileSystem, pattern: str) -> tuple[str, list[fs.FileInfo]
     level = [fs.FileInfo(root, fs.FileType.Directory)] if rest else []
     for part in "".join(rest).split("/"):
         folders = [info.path for info in level if info.type == fs.FileType.Directory]
-        level = list({info.path: info for folder in folders for info in _step(files, folder, part)}.values())
+        level = list({info.path: info for folder in folders for info in _step(listed, folder, part)}.values())
     found: list[fs.FileInfo] = []
     for info in level:
-        found += [info] if info.type == fs.FileType.File else _below(files, info.path)
+        found += [info] if info.type == fs.FileType.File else listed.below(info.path)
     return root, found
 
 
-def _step(files: fs.FileSystem, folder: str, part: str) -> Iterator[fs.FileInfo]:
+def _step(listed: _Listed, folder: str, part: str) -> Iterator[fs.FileInfo]:
     """Files and folders one component further down; a name that exists as it is written is no pattern."""
-    literal = files.get_file_info([f"{folder.rstrip('/')}/{part}"])[0]
+    literal = listed.files.get_file_info([f"{folder.rstrip('/')}/{part}"])[0]
     if not is_glob(part) or literal.type != fs.FileType.NotFound:
         yield literal
     elif part == "**":
         yield fs.FileInfo(folder, fs.FileType.Directory)
-        entries = files.get_file_info(fs.FileSelector(folder, recursive=True, allow_not_found=True))
+        entries = listed.entries(folder, recursive=True)
         yield from (entry for entry in entries if entry.type == fs.FileType.Directory)
     else:
-        entries = files.get_file_info(fs.FileSelector(folder, allow_not_found=True))
+        entries = listed.entries(folder)
         yield from (entry for entry in entries if fnmatch.fnmatchcase(entry.base_name, part))

@@ -26,7 +26,7 @@ _MARKS: tuple[tuple[TableFormat, re.Pattern[str]], ...] = (
     (TableFormat.HUGGING_FACE, re.compile(r"^(?P<root>(.*/)?)(dataset_dict\.json|state\.json)$")),
 )
 _FOLDERS = {"_delta_log": TableFormat.DELTA, "_versions": TableFormat.LANCE, ".hoodie": TableFormat.HUDI}
-_NAMES = (*_FOLDERS, "metadata", "dataset_dict.json", "state.json", "dataset_info.json")
+NAMES = (*_FOLDERS, "metadata", "dataset_dict.json", "state.json", "dataset_info.json")  # of which a folder of a table holds some
 
 
 def marked(relatives: Iterable[str]) -> tuple[TableFormat, str] | None:
@@ -53,8 +53,8 @@ def _is_saved(relative: str, names: Set[str]) -> bool:
 
 def marks_of(files: fs.FileSystem, folder: str) -> TableFormat | None:
     """The table format of a folder itself; None for a plain one. Looks up a few names only, however many files it holds."""
-    infos = files.get_file_info([f"{folder.rstrip('/')}/{name}" for name in _NAMES])
-    there = {name for name, info in zip(_NAMES, infos, strict=True) if info.type != fs.FileType.NotFound}
+    infos = files.get_file_info([f"{folder.rstrip('/')}/{name}" for name in NAMES])
+    there = {name for name, info in zip(NAMES, infos, strict=True) if info.type != fs.FileType.NotFound}
     for name, form in _FOLDERS.items():
         if name in there:
             return form

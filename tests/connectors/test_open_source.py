@@ -10,10 +10,13 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyarrow import fs
 
 from connectors.files.form import TextForm
 from connectors.open import open_source
+from connectors.paths.files import find
 from connectors.paths.location import locate
+from connectors.paths.marks import TableFormat, marks_of
 from connectors.paths.names import source_name
 from connectors.paths.rules import SourceRules
 from connectors.selection import Selection
@@ -215,3 +218,29 @@ def test_a_source_is_called_by_the_stem_of_its_path(tmp_path: Path, path: str, n
 
 def test_a_name_is_never_empty() -> None:
     assert source_name("...", "", "文書") == "table"
+
+
+def test_a_glob_across_many_folders_looks_for_tables_in_what_it_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On an object store each name that is asked for is a round trip."""
+    for number in range(300):
+        (tmp_path / "in" / str(number) / "deep").mkdir(parents=True)
+        (tmp_path / "in" / str(number) / "deep" / "x.csv").write_text("a\n1\n")
+    asked: list[str] = []
+
+    def counted(files: fs.FileSystem, folder: str) -> TableFormat | None:
+        asked.append(folder)
+        return marks_of(files, folder)
+
+    monkeypatch.setattr("connectors.paths.files.marks_of", counted)
+    for pattern in ("*/*/*.csv", "**/*.csv", "*"):
+        assert len(find(locate(str(tmp_path / "in" / pattern)))[1]) == 300
+    assert asked == []
+    assert len(find(locate(str(tmp_path / "in" / "*" / "deep" / "x.csv")))[1]) == 300
+    assert len(asked) == 600, "nothing was listed in them"
+    for place in ("7", "7/deep"):
+        mark = tmp_path / "in" / place / "_delta_log"
+        mark.mkdir()
+        for pattern in ("*/*/*.csv", "**/*.csv", "*", "*/deep", "*/deep/x.csv"):
+            with pytest.raises(SourceError, match=rf"holds files of the Delta table .*/in/{place}, whose log"):
+                find(locate(str(tmp_path / "in" / pattern)))
+        mark.rmdir()
