@@ -108,7 +108,7 @@ def cell(value: object) -> str:
         case str():
             return value
         case float():
-            return f"{value:.6g}"
+            return repr(value).removesuffix(".0")  # the fewest digits that read back as the same number
         case datetime():
             return value.isoformat(" ", "seconds")
         case _:

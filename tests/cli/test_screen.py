@@ -61,6 +61,16 @@ def test_an_error_that_tells_numbers_of_its_row_is_one_cause_and_is_cut_with_a_m
     assert line.endswith("…")
 
 
+def test_numbers_have_all_their_digits():
+    numbers = [12345678.9, 0.1, 1764480000.0, 2.0, 1e20, 1 / 3, float("nan"), None]
+    told = ["12345678.9", "0.1", "1764480000", "2", "1e+20", "0.3333333333333333", "nan", ""]
+    found = pa.record_batch({"n": numbers})
+    assert [line.strip("| \n") for line in markdown_table(found.schema, [found])][2:] == told
+    assert [line.strip() for line in text_table(found.schema, [found])][2:] == told
+    single = pa.record_batch({"n": pa.array([19.99, 0.1], pa.float32())})
+    assert [line.strip("| \n") for line in markdown_table(single.schema, [single])][2:] == ["19.99", "0.1"]
+
+
 def test_times_that_python_has_no_value_for_are_shown():
     at = pa.array([1577836800123456789], pa.timestamp("ns"))
     output, ok = pa.array(["fine"]), pa.array(["ok"])
