@@ -21,6 +21,7 @@ from connectors.parquet.parts import Part
 from connectors.targets.lines import csv_lines, json_lines
 
 PARTS_AT_ONCE = 64  # between two syncs
+CHANGED = 0.25  # of the rows: from there on the file is written anew before the end
 
 
 class LineForm(StrEnum):
@@ -34,16 +35,21 @@ class _Written:
 
     inode: int = 0
     end_bytes: int = 0
-    rows: int = 0
     editions: dict[str, str] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)  # rows by part
+
+    @property
+    def rows(self) -> int:
+        return sum(self.counts.values())
 
 
 class AppendedFile(Closing):
     """A `Target`. Parts come in the order in which they were finished.
 
     Rows are appended and synced, then the journal ``.NAME.harvester`` is. A writer that dies in between leaves rows that the journal does
-    not know; the next one cuts them off and appends them again. Where anything else does not fit (a part that was retried, a file
-    that was replaced) the file is written anew. While it is open the journal is locked.
+    not know; the next one cuts them off and appends them again. Where anything else does not fit (a part that is gone, a file that was
+    replaced) the file is written anew. For parts that were retried this waits until they hold a quarter of the rows, or for the end; until
+    then their old rows stay. While it is open the journal is locked.
     """
 
     def __init__(self, path: Path, form: LineForm, job: str) -> None:
@@ -67,13 +73,19 @@ class AppendedFile(Closing):
         with self._storing():
             written = self._written
             now = {part.name: part.edition for part in parts}
-            if not self._fits() or any(now.get(name) != edition for name, edition in written.editions.items()):
+            changed = [name for name, edition in written.editions.items() if now.get(name) != edition]
+            if not self._fits() or not now.keys() >= set(changed) or self._is_due(changed, is_final):
                 self._rewrite(parts)
                 return self._written.rows
             new = [part for part in parts if part.name not in written.editions]
             for start in range(0, len(new), PARTS_AT_ONCE):
                 self._append(new[start : start + PARTS_AT_ONCE])
             return written.rows
+
+    def _is_due(self, changed: Sequence[str], is_final: bool) -> bool:
+        """Whether the rows of changed parts are to be replaced now. A retry changes parts one by one, and each time all is written."""
+        rows = sum(self._written.counts[name] for name in changed)
+        return bool(changed) and (is_final or rows >= CHANGED * self._written.rows)
 
     def _append(self, parts: Sequence[Part]) -> None:
         written = self._written
@@ -172,4 +184,4 @@ def _take(written: _Written, line: dict[str, Any]) -> None:
     if "part" in line:
         written.editions[line["part"]] = line["edition"]
         written.end_bytes = line["end_bytes"]
-        written.rows += line["rows"]
+        written.counts[line["part"]] = line["rows"]

@@ -446,6 +446,29 @@ def test_parquet_is_written_anew_only_when_it_has_grown_by_a_quarter_or_at_the_e
     assert written == [1, 2, 3, 4, 5, 5, 7, 7, 9, 9, 9, 12]
 
 
+@pytest.mark.parametrize("name", ["jsonl", "csv"])
+def test_lines_are_written_anew_only_when_a_quarter_was_retried_or_at_the_end(sink: PartsSink, tmp_path: Path, name: str) -> None:
+    for index in range(16):
+        write(sink, index)
+    path, written = tmp_path / KINDS[name].name, []
+    with KINDS[name].target(tmp_path) as target:
+        target.update(sink.parts(), is_final=False)
+        for index in range(9):
+            before = path.stat().st_ino
+            write(sink, index, "b")
+            target.update(sink.parts(), is_final=False)
+            written.append(path.stat().st_ino != before)
+        assert written == [False, False, False, True, False, False, False, True, False]
+        write(sink, 16)
+        assert target.update(sink.parts(), is_final=False) == 17 * ROWS
+        assert path.stat().st_ino == before, "new parts are appended meanwhile"
+        target.update(sink.parts(), is_final=True)
+        assert KINDS[name].rows(tmp_path) == expected(sink)
+        sink.put_aside("part-000002")
+        target.update(sink.parts(), is_final=False)
+        assert KINDS[name].rows(tmp_path) == expected(sink), "rows of a part that is gone go at once"
+
+
 def test_a_parquet_copy_is_in_the_order_of_the_input(sink: PartsSink, tmp_path: Path) -> None:
     for index in (2, 0, 1):
         write(sink, index)
