@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -14,9 +14,9 @@ import pyarrow.parquet as pq
 from connectors.durable import publish
 from connectors.edge import shown
 from connectors.errors import SourceError
+from connectors.parquet.groups import GROUP_ROWS, grouped
 
-GROUP_ROWS = 16_384
-GROUP_BYTES = 128 << 20  # a group of very long rows ends before it has 16,384 of them
+GROUP_BYTES = 128 << 20
 _FINGERPRINT = b"harvester.fingerprint"
 _ORIGIN = b"harvester.origin"
 
@@ -81,30 +81,10 @@ def write_snapshot(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBat
 def _write_groups(file: BinaryIO, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> int:
     rows = 0
     with pq.ParquetWriter(file, schema, compression="zstd") as writer:
-        for table in _groups(schema, batches):
+        for table in grouped(schema, batches, GROUP_BYTES):
             writer.write_table(table, row_group_size=GROUP_ROWS)
             rows += table.num_rows
     return rows
-
-
-def _groups(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-    held: list[Any] = []
-    rows = held_bytes = 0
-    for batch in batches:
-        while rows + batch.num_rows >= GROUP_ROWS:
-            yield pa.Table.from_batches([*held, batch.slice(0, GROUP_ROWS - rows)], schema)
-            batch = batch.slice(GROUP_ROWS - rows)
-            held, rows, held_bytes = [], 0, 0
-        if batch.num_rows:
-            if batch.get_total_buffer_size() > 2 * batch.nbytes:  # a few rows keep all those in memory that they were read with
-                batch = pa.concat_batches([batch])
-            held.append(batch)
-            rows, held_bytes = rows + batch.num_rows, held_bytes + batch.get_total_buffer_size()
-        if held_bytes >= GROUP_BYTES:
-            yield pa.Table.from_batches(held, schema)
-            held, rows, held_bytes = [], 0, 0
-    if held:
-        yield pa.Table.from_batches(held, schema)
 
 
 def _check_types(schema: pa.Schema) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,6 +13,7 @@ from connectors.base import Closing
 from connectors.durable import publish, sweep
 from connectors.edge import first_line
 from connectors.errors import StorageError
+from connectors.parquet.groups import GROUP_ROWS, grouped
 from connectors.parquet.parts import Part
 
 GROWTH = 1.25  # all writes together then cost five times the last one
@@ -57,9 +58,8 @@ class RewrittenFile(Closing):
             first = parts[0].read().schema
             schema = first.with_metadata({_JOB: self._job, _DIGEST: digest})
             with publish(self._path) as out, pq.ParquetWriter(out, schema, compression="zstd") as writer:
-                for part in parts:
-                    table = part.read()
-                    writer.write_table(table.cast(first).replace_schema_metadata(schema.metadata))
+                for table in grouped(first, _batches(parts, first)):
+                    writer.write_table(table.replace_schema_metadata(schema.metadata), row_group_size=GROUP_ROWS)
                     rows += table.num_rows
         except pa.ArrowException as error:
             raise StorageError(f"cannot write {self._path}: {first_line(error)}; check the parts of job {self._job}") from error
@@ -75,6 +75,11 @@ class RewrittenFile(Closing):
                 f"{self._path} is there already and does not hold the results of job {self._job}; move it away or name another file"
             )
         return int(footer.num_rows), marks[_DIGEST].decode()
+
+
+def _batches(parts: Sequence[Part], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    for part in parts:
+        yield from part.read().cast(schema).to_batches()
 
 
 def is_rewritten(path: Path) -> bool:

@@ -128,6 +128,15 @@ def test_a_table_on_the_screen_is_cut_and_says_so(cli):
     assert cli("sql", "from range(3)", "--limit", "3").stderr == ""
 
 
+def test_a_parquet_file_has_few_row_groups(cli, job, tmp_path):
+    for number in range(2, 40):
+        part = {"row_id": [number + 1], "output": ["x"], "status": ["ok"], "tags": [["y"]]}
+        pq.write_table(pa.table(part), job / f"part-{number:06d}.parquet")
+    assert cli("results", "-o", tmp_path / "out.parquet").exit_code == 0
+    found = pq.ParquetFile(tmp_path / "out.parquet")
+    assert (found.num_row_groups, found.read()["row_id"].to_pylist()) == (1, list(range(41)))
+
+
 def test_parquet_goes_into_a_pipe(cli):
     result = cli("sql", "select 1 as one", "--format", "parquet")
     assert result.exit_code == 0

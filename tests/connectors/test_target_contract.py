@@ -469,6 +469,16 @@ def test_lines_are_written_anew_only_when_a_quarter_was_retried_or_at_the_end(si
         assert KINDS[name].rows(tmp_path) == expected(sink), "rows of a part that is gone go at once"
 
 
+def test_a_parquet_copy_has_few_row_groups(sink: PartsSink, tmp_path: Path) -> None:
+    """Parts have 256 rows, and a file of row groups of 256 rows is slow to read."""
+    for index in range(40):
+        sink.write(f"part-{index:06d}", pa.table({"row_id": range(256 * index, 256 * (index + 1)), "output": ["text"] * 256}), {})
+    with KINDS["parquet"].target(tmp_path) as target:
+        assert target.update(sink.parts(), is_final=True) == 40 * 256
+    found = pq.ParquetFile(tmp_path / "out.parquet")
+    assert (found.num_row_groups, found.read()["row_id"].to_pylist()) == (1, list(range(40 * 256)))
+
+
 def test_a_parquet_copy_is_in_the_order_of_the_input(sink: PartsSink, tmp_path: Path) -> None:
     for index in (2, 0, 1):
         write(sink, index)

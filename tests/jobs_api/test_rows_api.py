@@ -200,6 +200,19 @@ async def test_results_are_downloaded_as_one_file_in_each_format(office: Office)
     assert (await office.http.get(f"/jobs/{job.id}/results", params={"format": "doc"})).status_code == 400
 
 
+async def test_a_parquet_download_has_few_row_groups(office: Office) -> None:  # noqa: F811
+    """Parts have 256 rows, and a writer keeps the footer of each row group in memory."""
+    job = await office.submitted()
+    folder = office.folder.results(job.id)
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in range(40):
+        table = pa.table({"row_id": range(256 * number, 256 * (number + 1)), "output": ["text"] * 256})
+        pq.write_table(table, folder / f"part-{number:06d}.parquet")
+    got = await office.http.get(f"/jobs/{job.id}/results", params={"format": "parquet"})
+    found = pq.ParquetFile(io.BytesIO(got.content))
+    assert (found.num_row_groups, found.read()["row_id"].to_pylist()) == (1, list(range(40 * 256)))
+
+
 async def test_a_dry_run_tells_what_a_job_would_be_and_keeps_nothing(office: Office) -> None:  # noqa: F811
     answer = await office.post("/plan", {"source": {"uri": str(office.docs)}, "task": "summarize"})
     assert answer.status_code == 200, answer.text

@@ -14,6 +14,7 @@ from typing import IO
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from connectors.parquet.groups import GROUP_ROWS, grouped
 from connectors.targets.lines import as_text, csv_lines, json_lines
 from harvester.cli.table import markdown_table, text_table
 from harvester.errors import StorageError, UsageError
@@ -50,7 +51,10 @@ def format_of(path: Path) -> Format:
 
 
 def write(out: IO[bytes], shape: Format, schema: pa.Schema, batches: Batches) -> int:
-    """Write all rows as they come; returns their number. Holds one batch at a time (`Format.TABLE`: all, to find the widths)."""
+    """Write all rows as they come; returns their number.
+
+    Holds one batch at a time, for `Format.PARQUET` a row group, for `Format.TABLE` all, to find the widths.
+    """
     names = _distinct(schema.names)
     renamed = pa.schema([field.with_name(name) for name, field in zip(names, schema, strict=True)])
     counted = _Counted(batch.rename_columns(names) for batch in batches)
@@ -111,23 +115,27 @@ class _Counted:
 
 def _distinct(names: list[str]) -> list[str]:
     """A query may name two columns alike, a JSON object or a Parquet file may not: the second ``n`` becomes ``n_1``."""
-    found: list[str] = []
+    found: dict[str, None] = {}  # in order
     for name in names:
         fresh, count = name, 0
         while fresh in found:
             count += 1
             fresh = f"{name}_{count}"
-        found.append(fresh)
-    return found
+        found[fresh] = None
+    return list(found)
 
 
 def _parquet(out: IO[bytes], schema: pa.Schema, batches: Batches) -> None:
     """Columns of types that Parquet lacks (intervals, unions, structs without fields) become text, as in CSV."""
     kept = pa.schema([field if _fits_parquet(field) else pa.field(field.name, pa.string()) for field in schema])
     with pq.ParquetWriter(out, kept, compression="zstd") as parquet:
-        for batch in batches:
-            columns = [as_text(old) if field.type != old.type else old for field, old in zip(kept, batch.columns, strict=True)]
-            parquet.write_batch(pa.record_batch(columns, schema=kept))
+        for table in grouped(kept, (_as_kept(batch, kept) for batch in batches)):
+            parquet.write_table(table, row_group_size=GROUP_ROWS)
+
+
+def _as_kept(batch: pa.RecordBatch, kept: pa.Schema) -> pa.RecordBatch:
+    columns = [as_text(old) if field.type != old.type else old for field, old in zip(kept, batch.columns, strict=True)]
+    return pa.record_batch(columns, schema=kept)
 
 
 def _fits_parquet(field: pa.Field) -> bool:

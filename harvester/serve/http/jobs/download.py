@@ -1,13 +1,18 @@
-"""A job's results as one file, streamed: Parquet, CSV or JSON lines (`rows_api` has Arrow IPC). A batch of rows at a time is in memory."""
+"""A job's results as one file, streamed: Parquet, CSV or JSON lines (`rows_api` has Arrow IPC).
+
+A batch of rows at a time is in memory, of Parquet a row group.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from connectors.parquet.groups import GROUP_ROWS, grouped
 from connectors.parquet.parts import PartsSink, read_batches
 from connectors.targets.lines import csv_lines, json_lines
 
@@ -55,13 +60,13 @@ def _batches(sink: PartsSink) -> Iterator[pa.RecordBatch]:
 
 def parquet_of(sink: PartsSink) -> Iterator[bytes]:
     pipe = Pipe()
-    writer: Any = None
-    for batch in _batches(sink):
-        writer = writer or pq.ParquetWriter(pa.PythonFile(pipe, "w"), batch.schema, compression="zstd")
-        writer.write_batch(batch)
-        yield pipe.taken()
-    writer = writer or pq.ParquetWriter(pa.PythonFile(pipe, "w"), pa.schema([]))
-    writer.close()
+    batches = _batches(sink)
+    first = next(batches, None)
+    schema = pa.schema([]) if first is None else first.schema
+    with pq.ParquetWriter(pa.PythonFile(pipe, "w"), schema, compression="zstd") as writer:
+        for table in grouped(schema, chain([] if first is None else [first], batches)):
+            writer.write_table(table, row_group_size=GROUP_ROWS)
+            yield pipe.taken()
     yield pipe.taken()
 
 
