@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from connectors.durable import publish
+from connectors.edge import MAX_TOLD, first_line
 from harvester.config import ServeConfig
 from harvester.errors import EngineError
 from harvester.logs import write_logs
@@ -31,7 +32,7 @@ from harvester.serve.notify import notify
 from harvester.serve.processes import mark_of, numbering, stop_marked
 from harvester.serve.reach import url_here
 from harvester.serve.runtime import clear, held, runtime_folder
-from harvester.serve.session import Deployment, first_line
+from harvester.serve.session import Deployment
 from harvester.serve.supervisor import OnEvent, Supervisor
 from jobs.ledger.store.move import ready_state
 from jobs.sql.scratch import forget_scratch
@@ -176,7 +177,7 @@ def _end_joined(address: str, root: Path, told: Connection) -> None:
         join(address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.CRITICAL)
         ending = leave(ledger_name(root), LEAVE_S, threading.Event())
     except Exception as error:  # of Ray, of many kinds
-        told.send(first_line(error))
+        told.send(first_line(error)[:MAX_TOLD])
         sys.exit(1)
     ray.shutdown()
     if ending:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
+from connectors.edge import MAX_TOLD, first_line
 from harvester.config import ServeConfig
 from harvester.engine.launch.models import ModelChoice
 from harvester.engine.processes.forked import end_with_parent
@@ -62,7 +63,7 @@ def run_session(deployment: Deployment, front: Front | None, told: Connection) -
             told.send(("failed", error))
             return
         log.debug("session_failed", exc_info=True)
-        told.send(("lost", f"{type(error).__name__}: {first_line(error)}"))
+        told.send(("lost", f"{type(error).__name__}: {first_line(error)[:MAX_TOLD]}"))
 
 
 def _serve(
@@ -109,7 +110,7 @@ def _look(cluster: Cluster, front: Front | None, told: Connection) -> None:
         try:
             cluster.node.restart_gcs()
         except Exception as error:  # of Ray, of many kinds
-            told.send(("lost", f"Ray's GCS has died, and another one does not start: {first_line(error)}"))
+            told.send(("lost", f"Ray's GCS has died, and another one does not start: {first_line(error)[:MAX_TOLD]}"))
             os._exit(1)
     if front is not None and front.is_gone():
         told.send(("warning", "HAProxy has died; starting another"))
@@ -126,8 +127,3 @@ def _listener(stop: threading.Event, hurry: threading.Event) -> Callable[[], Non
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
 
     return listen
-
-
-def first_line(error: Exception) -> str:
-    """What an error of Ray's says, on one line."""
-    return (str(error).strip() or "no reason given").splitlines()[0][:300]
