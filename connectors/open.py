@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-from contextlib import AbstractContextManager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath
 
 from pyarrow import fs
@@ -31,13 +34,16 @@ from connectors.paths.location import Location, locate
 from connectors.paths.marks import TableFormat, marks_of
 from connectors.paths.names import DATABASES, FileKind, source_name
 from connectors.paths.rules import SourceRules
-from connectors.select import QueriedReading, SelectedReading
+from connectors.select import HeadReading, QueriedReading, SelectedReading
 from connectors.selection import Selection
 
 # As DuckDB's ATTACH writes them, and as the databases themselves do: postgres:dbname=shop, postgresql://host/shop.
 _ATTACHED = re.compile(r"^(postgres|postgresql|mysql|md|odbc|duckdb|sqlite):", re.IGNORECASE)
 
 _TABLE = re.compile(r"(?P<file>.+\.(?:duckdb|ddb|db)):(?P<table>[^/\\:]+)", re.IGNORECASE)
+
+
+Found = Reading | ParquetSource  # what is copied, and what is read in place
 
 
 def is_attached(uri: str) -> bool:
@@ -60,7 +66,8 @@ def open_source(
     """Open the source at ``uri``. The caller closes it.
 
     Parquet is read in place. Everything else, and what ``query`` or ``selection`` choose, is copied to Parquet in ``snapshot_dir`` (None: a
-    temporary folder until the source is closed).
+    temporary folder until the source is closed). For a ``limit`` alone no more rows are copied than it asks for. Rows chosen otherwise, of
+    a source that is not Parquet, are chosen from a copy of all rows, which is removed before this returns.
 
     ``table``: table of a database, sheet of a workbook, or split of a Hugging Face data set. ``query`` runs in the database; other sources
     are the table ``source`` in it. ``form``: encoding and ragged rows of text files. ``fingerprint``: that of a source opened before with
@@ -72,44 +79,76 @@ def open_source(
     fit.
     """
     uri, table = _split(uri, table)
+    copied = partial(CopiedSource, snapshot_dir=snapshot_dir, fingerprint=fingerprint, max_bytes=max_copied_bytes)
     if snapshot_dir is not None and fingerprint is not None and snapshot_path(snapshot_dir, fingerprint).exists():
-        return CopiedSource(_Kept(Origin(uri, table, query), fingerprint), snapshot_dir, fingerprint, max_copied_bytes)
+        return copied(_Kept(Origin(uri, table, query), fingerprint))
     told = TextForm(checked_encoding(form.encoding), form.ragged) if form is not None else TextForm()
-    if selection:
-        with open_source(uri, table=table, query=query, form=form, rules=rules, max_copied_bytes=max_copied_bytes) as whole:
-            chosen = SelectedReading(Origin(uri, table, query or selection.label), whole, selection)
-            return CopiedSource(chosen, snapshot_dir, fingerprint, max_copied_bytes)
+    bounds = _Bounds(rules, max_copied_bytes, selection.head_rows if selection else None, snapshot_dir)
+    with ExitStack() as held:
+
+        def whole(found: Found) -> Source:
+            if isinstance(found, ParquetSource):
+                return held.enter_context(found)
+            return held.enter_context(CopiedSource(found, max_bytes=max_copied_bytes, scratch=snapshot_dir))
+
+        found = _found(uri, table, query, told, bounds, whole)
+        if selection:
+            found = _chosen(Origin(uri, table, query or selection.label), found, selection, whole, snapshot_dir)
+        return found if isinstance(found, ParquetSource) else copied(found)
+
+
+@dataclass(frozen=True, slots=True)
+class _Bounds:
+    """``max_rows``: as many of the first rows alone are asked for. ``scratch``: folder for what is kept while a source is opened."""
+
+    rules: SourceRules | None
+    max_copied_bytes: int | None
+    max_rows: int | None
+    scratch: Path | None
+
+
+def _found(uri: str, table: str | None, query: str | None, told: TextForm, bounds: _Bounds, whole: Callable[[Found], Source]) -> Found:
+    """What ``uri`` names. ``whole`` opens what a query is asked of."""
     if is_attached(uri):
         _check_form(told, uri)
-        return CopiedSource(_attached(uri, table, query, rules, max_copied_bytes), snapshot_dir, fingerprint, max_copied_bytes)
-    location = locate(uri, rules)
+        return _attached(uri, table, query, bounds)
+    location = locate(uri, bounds.rules)
     is_folder = _is_folder(location)
     if PurePosixPath(location.path).suffix.lower() in DATABASES and not is_folder:
         _check_form(told, location.label)
-        return CopiedSource(_database(location, table, query, max_copied_bytes), snapshot_dir, fingerprint, max_copied_bytes)
-    if query is not None:
-        with open_source(uri, table=table, form=form, rules=rules, max_copied_bytes=max_copied_bytes) as whole:
-            return CopiedSource(QueriedReading(Origin(uri, table), whole, query), snapshot_dir, fingerprint, max_copied_bytes)
+        return _database(location, table, query, bounds)
+    found = _of_files(location, table, told, is_folder=is_folder)
+    return found if query is None else QueriedReading(Origin(uri, table), whole(found), query, bounds.scratch)
+
+
+def _chosen(origin: Origin, found: Found, selection: Selection, whole: Callable[[Found], Source], scratch: Path | None) -> Reading:
+    """The selected rows. The first rows of what is copied are read as it comes; for others all rows are opened."""
+    if selection.head_rows is not None and not isinstance(found, ParquetSource):
+        return HeadReading(origin, found, selection)
+    return SelectedReading(origin, whole(found), selection, scratch)
+
+
+def _of_files(location: Location, table: str | None, told: TextForm, *, is_folder: bool) -> Found:
+    """The files of a location, or its folder in a table format."""
     found = _reading(location, table, told) if is_folder else None
     if found is not None:
-        return CopiedSource(found, snapshot_dir, fingerprint, max_copied_bytes)
+        return found
     kind, data_files = find(location)
     if kind is FileKind.SHEET:
         _check_form(told, location.label)
-        return CopiedSource(SheetReading(location, data_files, table), snapshot_dir, fingerprint, max_copied_bytes)
+        return SheetReading(location, data_files, table)
     if table is not None:
         raise SourceError(
             f"--table applies to databases ({', '.join(DATABASES)}), workbooks and data sets with splits, "
             f"not to {location.label}; remove it"
         )
+    if kind in (FileKind.PARQUET, FileKind.ARROW):
+        _check_form(told, location.label)
     if kind is FileKind.PARQUET:
-        _check_form(told, location.label)
         return ParquetSource(location, data_files=data_files)
-    if kind is FileKind.ARROW:
-        _check_form(told, location.label)
     if told.ragged and kind is not FileKind.CSV:
         raise SourceError(f"--ragged applies to CSV only, not to {location.label}; remove it")
-    return CopiedSource(FilesReading(location, kind, data_files, told), snapshot_dir, fingerprint, max_copied_bytes)
+    return FilesReading(location, kind, data_files, told)
 
 
 def _reading(location: Location, table: str | None, told: TextForm) -> Reading | None:
@@ -163,7 +202,7 @@ class _Kept:
         raise SourceError(f"the copy of {self.origin.label} was removed; submit it again")
 
 
-def _database(location: Location, table: str | None, query: str | None, max_copied_bytes: int | None) -> Reading:
+def _database(location: Location, table: str | None, query: str | None, bounds: _Bounds) -> Reading:
     if location.local is None:
         raise SourceError(f"a database file must be on a local disk: copy {location.label} here first")
     if location.rules is not None:
@@ -175,7 +214,7 @@ def _database(location: Location, table: str | None, query: str | None, max_copi
         kind = "SQLite" if sqlite else "DuckDB"
         raise SourceError(f"{location.label} is a {kind} file: choose --table or --query; its tables: {listed(tables) or 'none'}")
     origin = _origin(location.path, table, query)
-    return SqliteReading(origin, max_copied_bytes) if sqlite else DuckdbReading(origin)
+    return SqliteReading(origin, bounds.max_copied_bytes, bounds.max_rows) if sqlite else DuckdbReading(origin)
 
 
 def _duckdb_tables(path: Path) -> list[str]:
@@ -183,16 +222,16 @@ def _duckdb_tables(path: Path) -> list[str]:
         return database.tables()
 
 
-def _attached(uri: str, table: str | None, query: str | None, rules: SourceRules | None, max_copied_bytes: int | None) -> Reading:
+def _attached(uri: str, table: str | None, query: str | None, bounds: _Bounds) -> Reading:
     scheme, _, rest = uri.partition(":")
     if scheme.lower() in ("duckdb", "sqlite") and not rest.startswith("//"):
-        return _database(locate(rest, rules), table, query, max_copied_bytes)
-    if rules is not None:
-        rules.check_database(uri)
+        return _database(locate(rest, bounds.rules), table, query, bounds)
+    if bounds.rules is not None:
+        bounds.rules.check_database(uri)
     if table is None and query is None:
         with Database.attach(uri) as database:
             raise SourceError(f"{shown(uri)} is a database: choose --table or --query; its tables: {listed(database.tables()) or 'none'}")
-    return AttachedReading(_origin(uri, table, query))
+    return AttachedReading(_origin(uri, table, query), bounds.scratch)
 
 
 def _origin(path: str, table: str | None, query: str | None) -> Origin:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import duckdb
@@ -15,7 +17,8 @@ import pyarrow as pa
 
 from connectors.base import Source, listed
 from connectors.copied.snapshot import Origin
-from connectors.copied.source import Rows
+from connectors.copied.source import Reading, Rows, temporary_folder
+from connectors.databases.database import Settings
 from connectors.databases.exact import exactly
 from connectors.databases.shape import fault, tokens
 from connectors.databases.stall import moving
@@ -28,32 +31,33 @@ VIEW = "source"
 BATCH_ROWS = 1024
 MAX_SCANS = 10  # of the source that count as progress: a recursive query may scan it without end
 _NUMBER = "harvester_row_number"
-_CONFIG: dict[str, str | bool | int | float | list[str]] = {
-    "enable_external_access": "false",
-    "python_enable_replacements": "false",
-    "memory_limit": "2GB",
-}
+_CONFIG: Settings = {"enable_external_access": "false", "python_enable_replacements": "false", "memory_limit": "2GB"}
+_IN_ORDER = frozenset({"PYTHON_ARROW_SCAN", "FILTER", "PROJECTION"})  # operators of DuckDB that give rows in the order in which they come
 
 
 class SelectedReading:
-    """The chosen rows of an open source, to be copied: in the source's order, with its types."""
+    """The chosen rows of an open source, to be copied: in the source's order, with its types.
 
-    def __init__(self, origin: Origin, source: Source, selection: Selection) -> None:
+    ``scratch``: folder for what a condition writes beyond its memory; None: the system's temporary folder.
+    """
+
+    def __init__(self, origin: Origin, source: Source, selection: Selection, scratch: Path | None = None) -> None:
         self.origin = origin
         self.name = source.name
         self._source = source
         self._selection = selection
+        self._scratch = scratch
 
     def fingerprint(self) -> str | None:
         """Digest of the opened source's fingerprint and the selection."""
-        return _digest("selection", self._source, asdict(self._selection))
+        return _digest("selection", self._source.fingerprint(), asdict(self._selection))
 
     @contextmanager
     def rows(self) -> Iterator[Rows]:
         chosen = self._selection
         numbers: Sequence[int] = range(self._source.row_count)
         if chosen.where is not None:
-            numbers = _matching(self._source, chosen.where)
+            numbers = _matching(self._source, chosen.where, chosen.limit if chosen.sample is None else None, self._scratch)
         if chosen.sample is not None and chosen.sample < len(numbers):
             numbers = sorted(random.Random(chosen.seed).sample(numbers, chosen.sample))
         if chosen.limit is not None:
@@ -61,22 +65,54 @@ class SelectedReading:
         yield self._source.schema, _taken(self._source, numbers)
 
 
-class QueriedReading:
-    """The result of one SELECT over an open source, to be copied. The source is the table ``source`` in it."""
+class HeadReading:
+    """The first rows of a reading, to be copied: no more of it is read than they need."""
 
-    def __init__(self, origin: Origin, source: Source, query: str) -> None:
+    def __init__(self, origin: Origin, whole: Reading, selection: Selection) -> None:
+        self.origin = origin
+        self.name = whole.name
+        self._whole = whole
+        self._selection = selection
+
+    def fingerprint(self) -> str | None:
+        """Digest of the whole reading's fingerprint and the selection."""
+        known = self._whole.fingerprint()
+        return None if known is None else _digest("selection", known, asdict(self._selection))
+
+    @contextmanager
+    def rows(self) -> Iterator[Rows]:
+        with self._whole.rows() as (schema, batches):
+            yield schema, _first(batches, self._selection.head_rows or 0)
+
+
+def _first(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        yield batch.slice(0, rows)
+        rows -= batch.num_rows
+        if rows <= 0:
+            return
+
+
+class QueriedReading:
+    """The result of one SELECT over an open source, to be copied. The source is the table ``source`` in it.
+
+    ``scratch``: folder for what it writes beyond its memory; None: the system's temporary folder.
+    """
+
+    def __init__(self, origin: Origin, source: Source, query: str, scratch: Path | None = None) -> None:
         self.origin = Origin(origin.path, None, query)
         self.name = source.name
         self._source = source
         self._query = query
+        self._scratch = scratch
 
     def fingerprint(self) -> str | None:
         """Digest of the opened source's fingerprint and the query."""
-        return _digest("query", self._source, self._query)
+        return _digest("query", self._source.fingerprint(), self._query)
 
     @contextmanager
     def rows(self) -> Iterator[Rows]:
-        with _viewed(self._source, None, self.origin.label) as (connection, stream), _failing(self.origin.label, stream):
+        with _viewed(self._source, None, self.origin.label, self._scratch) as (connection, stream), _failing(self.origin.label, stream):
             _check_shape(self._query, self.origin.label)
             statements = connection.extract_statements(self._query)
             if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
@@ -85,17 +121,35 @@ class QueriedReading:
             yield reader.schema, _drawn(reader, self.origin.label, stream)
 
 
-def _digest(kind: str, source: Source, told: Any) -> str:
-    return hashlib.sha256(json.dumps([kind, source.fingerprint(), told]).encode()).hexdigest()
+def _digest(kind: str, fingerprint: str, told: Any) -> str:
+    return hashlib.sha256(json.dumps([kind, fingerprint, told]).encode()).hexdigest()
 
 
-def _matching(source: Source, where: str) -> list[int]:
-    """Row numbers that the condition is true for, in order."""
+def _matching(source: Source, where: str, most: int | None, scratch: Path | None) -> array[int]:
+    """Row numbers that the condition is true for, in order: the first ``most`` of them, or all."""
     label = f"--where {' '.join(where.split())[:80]!r}"
     _check_shape(where, label)
-    with _viewed(source, _NUMBER, label) as (connection, stream), _failing(label, stream):
-        chosen = connection.table(VIEW).filter(where).project(f'"{_NUMBER}"').order(f'"{_NUMBER}"')
-        return [number for batch in _drawn(chosen.to_arrow_reader(1 << 16), label, stream) for number in batch.column(0).to_pylist()]
+    with _viewed(source, _NUMBER, label, scratch) as (connection, stream), _failing(label, stream):
+        chosen = connection.table(VIEW).filter(where).project(f'"{_NUMBER}"')
+        if most is None or not _operators(connection, chosen) <= _IN_ORDER:
+            chosen = chosen.order(f'"{_NUMBER}"')  # of all that match, before it gives the first
+        if most is not None:
+            chosen = chosen.limit(most)
+        found = array("q")
+        for batch in _drawn(chosen.to_arrow_reader(1 << 16), label, stream):
+            found.extend(batch.column(0).to_pylist())
+        return found
+
+
+def _operators(connection: duckdb.DuckDBPyConnection, chosen: duckdb.DuckDBPyRelation) -> set[str]:
+    """Names of the operators that a query is planned as."""
+    ((_, plan),) = connection.execute(f"explain (format json) {chosen.sql_query()}").fetchall()
+    left, found = list(json.loads(plan)), set()
+    while left:
+        operator = left.pop()
+        found.add(operator["name"].strip())
+        left += operator["children"]
+    return found
 
 
 def _check_shape(sql: str, label: str) -> None:
@@ -147,8 +201,11 @@ def _scanned(source: Source) -> Iterator[tuple[int, pa.Table]]:
 
 
 @contextmanager
-def _viewed(source: Source, number: str | None, label: str) -> Iterator[tuple[duckdb.DuckDBPyConnection, _Stream]]:
-    """A database whose only table is the source, and that reaches no file and no network. ``label`` names its query in messages."""
+def _viewed(source: Source, number: str | None, label: str, scratch: Path | None) -> Iterator[tuple[duckdb.DuckDBPyConnection, _Stream]]:
+    """A database whose only table is the source, and that reaches no file and no network. ``label`` names its query in messages.
+
+    What does not fit its memory lies in a folder of its own in ``scratch``.
+    """
     folded: dict[str, str] = {}
     for name in source.schema.names:
         if folded.setdefault(name.casefold(), name) != name:
@@ -156,7 +213,11 @@ def _viewed(source: Source, number: str | None, label: str) -> Iterator[tuple[du
                 f"the columns {folded[name.casefold()]!r} and {name!r} differ in case only, which SQL cannot tell; rename one"
             )
     # One thread: a `Source` has one reader at a time, and a query may scan it twice at once.
-    with duckdb.connect(config={**_CONFIG, "threads": 1}) as connection, moving(connection.interrupt, label) as moved:
+    with (
+        temporary_folder(scratch) as spill,
+        duckdb.connect(config={**_CONFIG, "threads": 1, "temp_directory": spill}) as connection,
+        moving(connection.interrupt, label) as moved,
+    ):
         stream = _Stream(source, number, moved)
         connection.register(VIEW, stream)
         connection.execute("set lock_configuration = true")

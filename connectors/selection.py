@@ -18,6 +18,11 @@ class Selection:
         return (self.where, self.sample, self.limit) != (None, None, None)
 
     @property
+    def head_rows(self) -> int | None:
+        """As many of the first rows, where nothing else is asked for."""
+        return self.limit if self.where is None and self.sample is None else None
+
+    @property
     def label(self) -> str:
         """Name used in messages."""
         given = {"--where": self.where, "--sample": self.sample, "--limit": self.limit}

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from connectors.base import Closing, RowGroup, check_unique
 from connectors.copied.snapshot import Origin, latest_snapshot, snapshot_path, write_snapshot
+from connectors.durable import storage_error
 from connectors.errors import CopyTooLargeError, SourceError
 from connectors.parquet.source import ParquetSource
 from connectors.paths.location import locate
@@ -39,16 +40,21 @@ class CopiedSource(Closing):
     """A `Source` over a Parquet copy of a `Reading`: the origin is not held open, and the row order is fixed.
 
     With ``snapshot_dir`` the copy is kept there, and used again when the same origin is opened unchanged or no longer exists. Without it
-    `close` deletes the copy.
+    the copy lies in a temporary folder, in ``scratch`` where given, and `close` deletes it.
 
     ``fingerprint`` selects the copy with that fingerprint if there is one, even if the origin changed since: a running job keeps the rows
     it began with. Rows of more than ``max_bytes`` in Arrow raise `CopyTooLargeError`.
     """
 
     def __init__(
-        self, reading: Reading, snapshot_dir: Path | None = None, fingerprint: str | None = None, max_bytes: int | None = None
+        self,
+        reading: Reading,
+        snapshot_dir: Path | None = None,
+        fingerprint: str | None = None,
+        max_bytes: int | None = None,
+        scratch: Path | None = None,
     ) -> None:
-        self._temporary = tempfile.TemporaryDirectory(prefix="harvester-") if snapshot_dir is None else None
+        self._temporary = temporary_folder(scratch) if snapshot_dir is None else None
         folder = Path(self._temporary.name) if self._temporary is not None else Path(snapshot_dir or "")
         try:
             snapshot, self._fingerprint = _copy(reading, folder, fingerprint, max_bytes)
@@ -86,6 +92,16 @@ class CopiedSource(Closing):
     def _clean(self) -> None:
         if self._temporary is not None:
             self._temporary.cleanup()
+
+
+def temporary_folder(within: Path | None) -> tempfile.TemporaryDirectory[str]:
+    """A folder that goes with its owner; in the system's temporary folder for None. Raises `StorageError`."""
+    try:
+        if within is not None:
+            within.mkdir(parents=True, exist_ok=True)
+        return tempfile.TemporaryDirectory(prefix="harvester-", dir=within)
+    except OSError as error:
+        raise storage_error("write", within or Path(tempfile.gettempdir()), error) from error
 
 
 def _copy(reading: Reading, folder: Path, fingerprint: str | None, max_bytes: int | None) -> tuple[Path, str]:

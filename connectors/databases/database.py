@@ -12,7 +12,7 @@ import duckdb
 import pyarrow as pa
 
 from connectors.base import listed
-from connectors.copied.source import Rows
+from connectors.copied.source import Rows, temporary_folder
 from connectors.databases.exact import exactly
 from connectors.databases.shape import fault, tokens
 from connectors.databases.stall import moving
@@ -61,25 +61,27 @@ class Database:
 
     @classmethod
     @contextmanager
-    def attach(cls, address: str) -> Iterator[Database]:
+    def attach(cls, address: str, scratch: Path | None = None) -> Iterator[Database]:
         """Attach a database that DuckDB's ATTACH takes, read-only. Its queries can reach no other file.
+
+        ``scratch``: folder for what a query writes beyond its memory; None: the system's temporary folder.
 
         Raises `SourceError`, also for an extension that is not installed here.
         """
-        connection = duckdb.connect(config=_ATTACH_CONFIG)
-        try:
-            quoted = address.replace("'", "''")
-            # The prefix mysql: tells DuckDB the type; the database's own form of address (mysql://) does not.
-            kind = next((f", type {kind}" for kind in ("postgres", "mysql") if re.match(rf"{kind}(ql)?://", address, re.IGNORECASE)), "")
-            connection.execute(f"attach '{quoted}' as origin (read_only{kind})")
-            connection.execute("use origin")
-            for setting in _ATTACHED_CONFIG:
-                connection.execute(setting)
-            yield cls(Path(shown(address)), connection)
-        except duckdb.Error as error:
-            raise _cannot_attach(address, error) from error
-        finally:
-            connection.close()
+        with temporary_folder(scratch) as spill, duckdb.connect(config={**_ATTACH_CONFIG, "temp_directory": spill}) as connection:
+            try:
+                quoted = address.replace("'", "''")
+                # The prefix mysql: tells DuckDB the type; the database's own form of address (mysql://) does not.
+                kind = next(
+                    (f", type {kind}" for kind in ("postgres", "mysql") if re.match(rf"{kind}(ql)?://", address, re.IGNORECASE)), ""
+                )
+                connection.execute(f"attach '{quoted}' as origin (read_only{kind})")
+                connection.execute("use origin")
+                for setting in _ATTACHED_CONFIG:
+                    connection.execute(setting)
+                yield cls(Path(shown(address)), connection)
+            except duckdb.Error as error:
+                raise _cannot_attach(address, error) from error
 
     def tables(self) -> list[str]:
         """Tables and views, those outside the schema ``main`` as ``schema.table``."""

@@ -41,9 +41,11 @@ class AttachedReading:
     There is no cheap way to see whether its rows changed, so each opening without a known fingerprint copies them again.
     """
 
-    def __init__(self, origin: Origin) -> None:
+    def __init__(self, origin: Origin, scratch: Path | None = None) -> None:
+        """``scratch``: folder for what a query writes beyond its memory; None: the system's temporary folder."""
         self.origin = origin
         self.name = source_name((origin.table or "").rpartition(".")[2], origin.path.partition(":")[0])
+        self._scratch = scratch
         self._fingerprint = secrets.token_hex(32)
 
     def fingerprint(self) -> str | None:
@@ -51,7 +53,10 @@ class AttachedReading:
 
     @contextmanager
     def rows(self) -> Iterator[Rows]:
-        with Database.attach(self.origin.path) as database, database.rows(self.origin.table, self.origin.query) as rows:
+        with (
+            Database.attach(self.origin.path, self._scratch) as database,
+            database.rows(self.origin.table, self.origin.query) as rows,
+        ):
             yield rows
 
 

@@ -42,13 +42,14 @@ def is_sqlite(path: Path) -> bool:
 class SqliteReading:
     """SQLite does not enforce column types: a column here gets the narrowest type for its values.
 
-    Rows are kept in a temporary file until all are seen: a query that runs again may give other rows. Rows of more than ``max_bytes`` in
-    Arrow raise `CopyTooLargeError` as soon as that is certain.
+    Rows are kept in a temporary file until all are seen: a query that runs again may give other rows. Of ``max_rows`` the others count for
+    the types alone. Rows of more than ``max_bytes`` in Arrow raise `CopyTooLargeError` as soon as that is certain.
     """
 
-    def __init__(self, origin: Origin, max_bytes: int | None = None) -> None:
+    def __init__(self, origin: Origin, max_bytes: int | None = None, max_rows: int | None = None) -> None:
         self.origin = origin
         self._max_bytes = max_bytes
+        self._max_rows = max_rows
         self.name = source_name(origin.table or "", Path(origin.path).stem)
 
     def fingerprint(self) -> str | None:
@@ -77,15 +78,19 @@ class SqliteReading:
         names = [str(column[0]) for column in cursor.description]
         check_unique(names, self.origin.label)
         columns = Columns(self.origin.label, names)
-        kept_bytes = 0
+        kept_rows = kept_bytes = 0
         for rows, rows_bytes in _lists(cursor):
             moved()
-            kept_bytes += rows_bytes
-            if self._max_bytes is not None and kept_bytes > self._max_bytes:
-                raise too_large(self.origin, self._max_bytes)
             for row in rows:
                 columns.see(dict(zip(names, row, strict=True)))
-            pickle.dump(rows, kept)
+            if self._max_rows is not None and kept_rows + len(rows) > self._max_rows:
+                rows = rows[: self._max_rows - kept_rows]
+                rows_bytes = sum(map(_bytes_of, rows))
+            kept_rows, kept_bytes = kept_rows + len(rows), kept_bytes + rows_bytes
+            if self._max_bytes is not None and kept_bytes > self._max_bytes:
+                raise too_large(self.origin, self._max_bytes)
+            if rows:
+                pickle.dump(rows, kept)
         return columns.schema
 
     def _select_all(self, connection: sqlite3.Connection) -> str:
@@ -102,12 +107,16 @@ def _lists(cursor: sqlite3.Cursor) -> Iterator[tuple[list[tuple[Any, ...]], int]
     rows_bytes = 0
     for row in cursor:
         rows.append(row)
-        rows_bytes += sum(4 + (len(value) if isinstance(value, str | bytes) else 0) for value in row)
+        rows_bytes += _bytes_of(row)
         if len(rows) >= BATCH_ROWS or rows_bytes >= BATCH_BYTES:
             yield rows, rows_bytes
             rows, rows_bytes = [], 0
     if rows:
         yield rows, rows_bytes
+
+
+def _bytes_of(row: tuple[Any, ...]) -> int:
+    return sum(4 + (len(value) if isinstance(value, str | bytes) else 0) for value in row)
 
 
 def _pickled(file: IO[bytes]) -> Iterator[list[tuple[Any, ...]]]:
