@@ -245,6 +245,17 @@ def test_what_was_long_ago_counts_no_more() -> None:
     assert now["busy_time"] == 0.0
 
 
+def test_the_time_in_which_nobody_watched_counts_in_no_rate() -> None:
+    rates = RateWindow()
+    for second in range(12):
+        rates.take([replica(float(second), busy_s=0.5 * second)])
+    counters = {"busy_s": 3500.0, "harvested_s": 3500.0}
+    (back,) = rates.take([replica(3600.0, **counters)])
+    (next_look,) = rates.take([replica(3601.0, **counters)])
+    assert (back["busy_time"], back["harvested_time"]) == (None, None)
+    assert (next_look["busy_time"], next_look["harvested_time"]) == (0.0, 0.0)
+
+
 def test_a_replica_that_began_anew_is_not_compared_with_the_one_before() -> None:
     pulse = RateWindow()
     pulse.take([replica(10.0, busy_s=9.0)])

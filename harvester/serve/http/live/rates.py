@@ -10,7 +10,7 @@ WINDOW_S = 10.0
 
 
 class RateWindow:
-    """Keeps the counters of the last ``WINDOW_S`` of each replica; one that is gone, or began anew, is forgotten."""
+    """Keeps the counters of the last ``WINDOW_S`` of each replica; one that is gone, silent for as long, or began anew is forgotten."""
 
     def __init__(self) -> None:
         self._past: dict[str, deque[dict[str, Any]]] = {}
@@ -27,7 +27,7 @@ class RateWindow:
 
     def _one(self, name: str, now: dict[str, Any]) -> dict[str, Any]:
         past = self._past.setdefault(name, deque())
-        if past and (now["busy_s"] < past[-1]["busy_s"] or now["at_s"] < past[-1]["at_s"]):
+        if past and not _continues(past[-1], now):
             past.clear()
         past.append(now)
         while len(past) > 2 and past[1]["at_s"] <= now["at_s"] - WINDOW_S:
@@ -43,6 +43,11 @@ class RateWindow:
             "tpot": _ms(now["tpot"], now["tpot_slo_s"]) | {"slowdown": _slowdown(past[0]["tpot_s"], now["tpot_s"])},
             **_shares(past[0], now),
         }
+
+
+def _continues(then: dict[str, Any], now: dict[str, Any]) -> bool:
+    """Whether rates may be taken between two looks at a replica: its counters went on, and both lie within one window."""
+    return bool(now["busy_s"] >= then["busy_s"] and 0.0 <= now["at_s"] - then["at_s"] <= WINDOW_S)
 
 
 def _shares(then: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
