@@ -10,11 +10,11 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import FastAPI
-from test_page import replica
 
 from harvester.serve.http.live.history import History
 from harvester.serve.http.live.history_api import add_history, keep_looking
 from harvester.serve.http.live.ring import Ring
+from tests.fakes.page_server import replica
 
 NOON_S = 1_800_000_000.0  # a whole minute
 

@@ -2,34 +2,21 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-import uvicorn
 from axe_playwright_python.sync_playwright import Axe
-from fastapi import FastAPI
 from playwright.sync_api import Browser, Page, expect
 
 from harvester.core import Role
-from harvester.ports import free_port
 from harvester.serve.access.gate import Gate
 from harvester.serve.access.keys import KeyFile, KeyRing
-from harvester.serve.http.jobs.jobs_api import jobs_api
-from harvester.serve.http.live.broadcast import Broadcaster
-from harvester.serve.http.live.events import FrameSource
-from harvester.serve.http.page import add_page
-from jobs.config import HarvestConfig
-from jobs.ledger.ledger import Ledger
-from jobs.plan.planner import JobPlanner
-from jobs.storage.folder import StateFolder
-from jobs.testing import DirectLedger, scripted_plan
+from jobs.testing import scripted_plan
+from tests.fakes.page_server import PageServer
 
 pytestmark = pytest.mark.serve
-INFO = {"version": "0.1.0", "model": "tiny", "context_tokens": 512, "state": "/state", "url": "http://127.0.0.1"}
 
 
 @pytest.fixture
@@ -41,33 +28,9 @@ def keys(tmp_path: Path) -> KeyFile:
 @pytest.fixture
 def guarded(tmp_path: Path, keys: KeyFile) -> Iterator[str]:
     """Address of a server with the key ``right`` and one job."""
-    folder = StateFolder(tmp_path / "state")
-    folder.prepare()
-    ledger = Ledger(Path(":memory:"), folder.jobs, lease_s=10.0, now_s=time.time(), new_server=True)
-    ledger.submit(scripted_plan("docs-7f3a", 4, 4, created_at_s=time.time()), new=True)
-    client = DirectLedger(ledger, time.time)
-
-    async def info() -> dict[str, Any]:
-        return INFO
-
-    async def no_replicas() -> list[dict[str, Any]]:
-        return []
-
-    broadcaster = Broadcaster(FrameSource(no_replicas, client, INFO), every_s=0.1)
-    app = FastAPI()
-    add_page(app)
-    gate = Gate(KeyRing(["other", "right"], keys.path))
-    app.mount("/api", jobs_api(client, JobPlanner(folder, HarvestConfig(), "tiny"), info, broadcaster=broadcaster, gate=gate))
-    port = free_port()
-    server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="error", lifespan="off", timeout_graceful_shutdown=1))
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    while not server.started:
-        time.sleep(0.01)
-    yield f"http://127.0.0.1:{port}"
-    server.should_exit = True
-    thread.join()
-    ledger.close()
+    with PageServer(tmp_path, Gate(KeyRing(["other", "right"], keys.path))) as server:
+        server.ask(lambda ledger: ledger.submit(scripted_plan("docs-7f3a", 4, 4, created_at_s=time.time()), new=True))
+        yield server.url
 
 
 @pytest.fixture
