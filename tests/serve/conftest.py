@@ -9,13 +9,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
+from tests.fakes.page_server import PageServer
 from tests.real_server import RealServer
 
 PROFILE_WAIT_S = 300.0
 SHOTS = Path(__file__).parents[2] / "build" / "page"
 PATIENCE_MS = 120_000
+TAB_PATIENCE_MS = 20_000
 CONFIG = Path(__file__).parents[1] / "small.yaml"
 
 
@@ -48,3 +50,25 @@ def browser() -> Iterator[Browser]:
         running = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
         yield running
         running.close()
+
+
+@pytest.fixture
+def page_server(tmp_path: Path) -> Iterator[PageServer]:
+    """A server in this process that asks for no key."""
+    with PageServer(tmp_path) as running:
+        yield running
+
+
+@pytest.fixture
+def tab(browser: Browser) -> Iterator[Page]:
+    """A tab that shows nothing yet."""
+    context = browser.new_context()
+    page = context.new_page()
+    page.set_default_timeout(TAB_PATIENCE_MS)
+    yield page
+    context.close()
+
+
+def open_page(tab: Page, server: PageServer, at: str = "") -> None:
+    tab.goto(f"{server.url}/{at}")
+    expect(tab.locator("#link")).to_have_text("Live")

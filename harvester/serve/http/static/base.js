@@ -71,27 +71,44 @@ $("unlock").onclose = () => unlocked();
 export async function reach(path, request) {
   const key = sessionStorage.getItem(KEY);
   const headers = { ...request.headers, ...(key === null ? {} : { authorization: `Bearer ${key}` }) };
-  const answer = await fetch(path, { ...request, headers, cache: "no-store" });
+  const answer = await fetch(path, { ...request, headers, cache: "no-store" }).catch(() => {
+    throw new Error("The server does not answer; try again later.");
+  });
   if (answer.status === 401) askForKey();
   return answer;
 }
 
-export async function ask(method, path, body) {
+// The reason that the server gives for its refusal, its status, and after how many seconds to try again (0: not said).
+export async function refusal(answer) {
+  const told = (await answer.json().catch(() => null))?.error;
+  const fault = new Error(told?.message ?? `The server answered ${answer.status}; try again.`);
+  return Object.assign(fault, { status: answer.status, wait_s: Number(answer.headers.get("retry-after")) || 0 });
+}
+
+export async function ask(method, path, body, parse = JSON.parse) {
   const request = { method, headers: { accept: "application/json" } };
   if (body !== undefined) {
     request.body = JSON.stringify(body);
     request.headers["content-type"] = "application/json";
   }
-  let answer;
+  const answer = await reach(path, request);
+  if (!answer.ok) throw await refusal(answer);
   try {
-    answer = await reach(path, request);
+    return parse(await answer.text());
   } catch {
-    throw new Error("The server does not answer; try again later.");
+    throw new Error("The answer of the server broke off; try again.");
   }
-  const told = await answer.json().catch(() => null);
-  if (!answer.ok) throw new Error(told?.error?.message ?? `The server answered ${answer.status}; try again.`);
-  return told;
 }
 
-export const sql = (query, limit) => ask("POST", "/api/sql", { query, limit });
+// JSON whose integers keep their digits above 2^53: as raw JSON or, in a browser without it, as text.
+
+const LITERAL = /"[^"\\]*(?:\\.[^"\\]*)*"|-?\d[\d.eE+-]*/g;
+const isInexact = (source) => /^-?\d+$/.test(source) && !Number.isSafeInteger(Number(source));
+
+function exact(text) {
+  if (!JSON.rawJSON) return JSON.parse(text.replace(LITERAL, (literal) => (isInexact(literal) ? `"${literal}"` : literal)));
+  return JSON.parse(text, (key, value, { source }) => (isInexact(source) ? JSON.rawJSON(source) : value));
+}
+
+export const sql = (query, limit) => ask("POST", "/api/sql", { query, limit }, exact);
 export const quoted = (text) => `'${text.replaceAll("'", "''")}'`;

@@ -2,19 +2,20 @@
 
 import { make } from "./base.js";
 
+const shown = (value) => (typeof value === "string" ? value : JSON.stringify(value));
+
 function isNumeric(values) {
   const known = values.filter((value) => value !== null);
-  return known.length > 0 && known.every((value) => /^-?\d+(\.\d+)?$/.test(String(value)));
+  return known.length > 0 && known.every((value) => /^-?\d+(\.\d+)?$/.test(shown(value)));
 }
 
 export function dataTable({ columns, rows }, caption) {
   const isNumber = columns.map(({ type }, at) => /^(u?int|float|double|decimal)/.test(type) || isNumeric(rows.map((row) => row[at])));
-  const isLong = columns.map((_, at) => rows.some((row) => String(row[at] ?? "").length > 32));
+  const isLong = columns.map((_, at) => rows.some((row) => row[at] !== null && shown(row[at]).length > 32));
   const cell = (value, at) => {
     const kind = isNumber[at] ? "n" : isLong[at] ? "text" : "";
     if (value === null) return make("td", { className: `null ${kind}`, textContent: "null" });
-    const text = typeof value === "string" ? value : JSON.stringify(value);
-    return make("td", { className: kind }, make("div", { className: "clip", textContent: text }));
+    return make("td", { className: kind }, make("div", { className: "clip", textContent: shown(value) }));
   };
   return make(
     "table",
