@@ -113,5 +113,5 @@ document.addEventListener("visibilitychange", () => {
   stream = null;
 });
 
-connect();
+if (!document.hidden) connect(); // a browser has few connections to one server, and each open page holds one
 route();
