@@ -7,8 +7,9 @@ import { dataTable } from "./tables.js";
 
 const PAGE_ROWS = 25;
 const TECHNICAL = ["finish_reason", "prompt_tokens", "cached_tokens", "output_tokens", "preemptions", "attempts", "requests", "parts", "latency_ms", "truncated", "completed_at"];
+const AGAIN_MS = 3000; // between two readings of a job that the list lacks
 
-const opened = { id: null, from: 0, view: null, hasEnded: false };
+const opened = { id: null, from: 0, view: null, hasEnded: false, isGone: false, readAt: 0 };
 
 function facts(view) {
   const tokens = `${whole(view.prompt_tokens)} of prompts, ${whole(view.output_tokens)} of answers`;
@@ -31,8 +32,7 @@ function facts(view) {
 }
 
 function describe() {
-  const view = (opened.view = { ...opened.view, ...jobs.get(opened.id)?.view });
-  if (view.id === undefined) return;
+  const { view } = opened;
   const known = Object.entries(facts(view)).filter(([, value]) => value);
   const list = $("job-facts");
   const names = known.map(([name]) => name).join();
@@ -49,9 +49,9 @@ function describe() {
 }
 
 // Called where the address names a job; null: it names none.
-export async function openJob(id) {
+export function openJob(id) {
   $("job").hidden = id === null;
-  Object.assign(opened, { id, from: 0, view: null, hasEnded: false });
+  Object.assign(opened, { id, from: 0, view: null, hasEnded: false, isGone: false });
   if (id === null) return;
   say($("job-title"), id);
   $("job-facts").replaceChildren();
@@ -60,22 +60,46 @@ export async function openJob(id) {
   say($("job-command"), `harvester results ${id} -o ${id}.parquet`);
   $("rows-table").hidden = true;
   $("job-title").focus();
+  readJob();
+}
+
+async function readJob() {
+  const { id } = opened;
+  opened.readAt = performance.now();
   try {
     const view = await ask("GET", `/api/jobs/${encodeURIComponent(id)}`);
-    if (opened.id !== id) return;
-    opened.view = view;
-    opened.hasEnded = ENDED.includes(view.state);
-    describe();
-    readRows();
+    if (opened.id === id) take(view);
   } catch (error) {
-    for (const button of $("job-acts").children) button.hidden = true;
-    say($("rows-note"), "");
-    say($("rows-fault"), error.message);
+    if (opened.id === id) lack(error);
   }
 }
 
-export function refresh() {
-  if (opened.id !== null && opened.view !== null) describe();
+function take(view) {
+  const isFirst = opened.view === null;
+  opened.view = { ...opened.view, ...view };
+  if (isFirst) opened.hasEnded = ENDED.includes(view.state);
+  describe();
+  if (isFirst) readRows();
+}
+
+// The job could not be read. What is shown of it stays, until it is removed.
+function lack(error) {
+  opened.isGone = error.status === 404;
+  if (opened.view === null) {
+    for (const button of $("job-acts").children) button.hidden = true;
+    say($("rows-note"), "");
+    say($("rows-fault"), error.message);
+  } else if (opened.isGone) take({ state: "removed", message: null, standing: null });
+}
+
+// Called at each look of the server, and with the view of a job that the reader has changed. The list lacks old jobs, and all
+// but the first where there are many: such a job is read on its own, until it has ended.
+export function refresh(changed) {
+  if (opened.id === null || opened.isGone) return;
+  const view = jobs.get(opened.id)?.view ?? (changed?.id === opened.id ? changed : null);
+  const isOver = opened.view !== null && ENDED.includes(opened.view.state);
+  if (opened.view !== null && view !== null) take(view);
+  else if (!isOver && performance.now() - opened.readAt > AGAIN_MS) readJob();
 }
 
 for (const button of document.querySelectorAll("[data-format]")) {
@@ -129,6 +153,7 @@ async function readRows() {
     $("rows-next").disabled = !hasMore;
     say($("rows-note"), told.rows.length ? `${whole(from + 1)} to ${whole(from + told.rows.length)}` : "No row is published yet");
   } catch (error) {
+    if (opened.id !== id || opened.from !== from) return;
     say($("rows-note"), "");
     say($("rows-fault"), error.message);
   }

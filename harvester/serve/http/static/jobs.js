@@ -188,11 +188,13 @@ async function change(verb, id) {
       entry?.row.remove();
       jobs.delete(id);
       location.hash = "#jobs";
-    } else if (entry) {
-      entry.view = view;
-      drawJob(entry);
-      tell(entry);
-      listener();
+    } else {
+      if (entry) {
+        entry.view = view;
+        drawJob(entry);
+        tell(entry);
+      }
+      listener(view);
     }
   } catch (error) {
     say(fault, error.message);

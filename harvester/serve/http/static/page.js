@@ -30,7 +30,7 @@ onUnlocked(() => {
 // The stream of events. Not by EventSource, which can send no key
 
 const SILENT_MS = 15000;
-const SHOW = { server: showServer, replicas: showReplicas, jobs: showJobs, trouble: showTrouble, look: readHistory };
+const SHOW = { server: showServer, replicas: showReplicas, jobs: showJobs, trouble: showTrouble, look: showLook };
 let stream = null; // what ends the connection that there is
 let heardAt = 0;
 
@@ -43,6 +43,11 @@ function showLink(kind, text) {
 function showTrouble(text) {
   $("trouble").hidden = text === null;
   say($("trouble"), text ?? "");
+}
+
+function showLook() {
+  readHistory();
+  refresh();
 }
 
 function showServer({ model, model_note: note, version }) {
