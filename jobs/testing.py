@@ -266,8 +266,8 @@ class DirectLedger:
     async def newest(self, owner: str | None, count: int | None) -> tuple[list[JobView], int]:
         return self.ledger.newest(owner, count)
 
-    async def now(self, ended: int) -> JobsNow:
-        return self.ledger.now(ended)
+    async def now(self, ended: int, active: int | None = None) -> JobsNow:
+        return self.ledger.now(ended, active)
 
     async def show(self, job_id: str) -> JobView:
         return self.ledger.show(job_id)

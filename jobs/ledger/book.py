@@ -79,10 +79,10 @@ class JobBook:
             raise NotFoundError(f"unknown job {job_id!r}; " + (f"the newest are: {newest}" if newest else "there are none yet"))
         return self.jobs[job_id]
 
-    def view(self, record: JobRecord) -> JobView:
+    def view(self, record: JobRecord, *, with_lengths: bool = True) -> JobView:
         results = self.results_root / record.spec.id / "results"
         where = str(results) if self.mirror is None else self.mirror.address(results)
-        return self.forecast.view(record, where)
+        return self.forecast.view(record, where, with_lengths=with_lengths)
 
     def rewrite(self, record: JobRecord, changes: dict[str, object]) -> None:
         """Change fields of the job's spec, in the store and in memory. Raises `StateError` for a spec that cannot be read."""

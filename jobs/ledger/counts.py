@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -19,7 +19,7 @@ from jobs.ledger.store.statements import TABLES
 from jobs.spec import JobView
 from jobs.states import ENDED, JobState
 
-OWN_ENDED, OWNERS_ENDED = 10, 200  # ended jobs that each owner sees at least, whatever others made since; and those of all owners
+OWN_SHOWN, OWNERS_SHOWN = 10, 200  # jobs that each owner sees at least, whatever others made; and those of all owners
 
 
 class LedgerCount(StrEnum):
@@ -51,7 +51,7 @@ class LedgerCounts:
 
 
 class JobsNow(NamedTuple):
-    """The current jobs. ``states``: number of jobs by model and state. ``older``: number of ended jobs that ``views`` leaves out.
+    """The current jobs. ``states``: number of jobs by model and state. ``older``: number of jobs that ``views`` leaves out.
 
     ``owned``: number of jobs by owner; those without one are left out.
     """
@@ -67,15 +67,33 @@ def made(record: JobRecord) -> tuple[float, str]:
     return record.row["created_at_s"], record.row["id"]
 
 
-def newest_ended(records: Sequence[JobRecord], count: int) -> list[JobRecord]:
-    """The newest ``count`` of all, and of each owner the newest up to `OWN_ENDED` and ``count``: of these the newest `OWNERS_ENDED`.
+def by_work(record: JobRecord) -> tuple[bool, float, str]:
+    """By what jobs that have not ended are ordered: those that wait, then those that run or are being cancelled; each by `made`."""
+    return record.state not in (JobState.QUEUED, JobState.PAUSED), *made(record)
+
+
+def listed(records: Iterable[JobRecord], ended: int, active: int | None) -> list[JobRecord]:
+    """The newest ``ended`` jobs that have ended, and of the others the last ``active`` in the order `by_work`; None: all. Newest first.
+
+    An owner's jobs are among them whatever others made: see `_last`.
+    """
+    over, going = list[JobRecord](), list[JobRecord]()
+    for record in records:
+        (over if record.state in ENDED else going).append(record)
+    return sorted([*_last(over, ended, made), *(going if active is None else _last(going, active, by_work))], key=made, reverse=True)
+
+
+def _last(records: Sequence[JobRecord], count: int, order: Callable[[JobRecord], Any]) -> list[JobRecord]:
+    """The last ``count``, and of each owner the last up to `OWN_SHOWN` and ``count``: of these the last `OWNERS_SHOWN`.
 
     Looks no further than it must, because a page that is open asks each second.
     """
-    most = min(count, OWN_ENDED)
-    left = min(OWNERS_ENDED, sum(min(most, jobs) for jobs in Counter(record.spec.owner for record in records).values()))
-    shown, of_owner = list[JobRecord](), Counter[str | None]()
-    for place, record in enumerate(sorted(records, key=made, reverse=True)):
+    if not count:
+        return []
+    most = min(count, OWN_SHOWN)
+    left = min(OWNERS_SHOWN, sum(min(most, jobs) for jobs in Counter(record.spec.owner for record in records).values()))
+    found, of_owner = list[JobRecord](), Counter[str | None]()
+    for place, record in enumerate(sorted(records, key=order, reverse=True)):
         if place >= count and not left:
             break
         owner = record.spec.owner
@@ -83,8 +101,8 @@ def newest_ended(records: Sequence[JobRecord], count: int) -> list[JobRecord]:
         of_owner[owner] += 1
         left -= is_own
         if is_own or place < count:
-            shown.append(record)
-    return shown
+            found.append(record)
+    return found
 
 
 def owned(records: Iterable[JobRecord]) -> Mapping[str, int]:
@@ -92,11 +110,9 @@ def owned(records: Iterable[JobRecord]) -> Mapping[str, int]:
     return Counter(record.spec.owner for record in records if record.spec.owner is not None)
 
 
-def jobs_now(records: Collection[JobRecord], view: Callable[[JobRecord], JobView], ended: int) -> JobsNow:
-    """``records``: of all jobs; ``view`` makes what is shown of one, which takes long. ``ended``: how many ended jobs are shown."""
-    active = [record for record in records if record.state not in ENDED]
-    over = newest_ended([record for record in records if record.state in ENDED], ended) if ended else []
-    views = [view(record) for record in sorted([*active, *over], key=made, reverse=True)]
+def jobs_now(records: Collection[JobRecord], view: Callable[[JobRecord], JobView], ended: int, active: int | None) -> JobsNow:
+    """``records``: of all jobs; ``view`` makes what is shown of one, which takes long. ``ended``, ``active``: as in `listed`."""
+    views = [view(record) for record in listed(records, ended, active)]
     states = Counter((record.spec.model, record.state) for record in records)
     return JobsNow(views, states, len(records) - len(views), owned(records))
 

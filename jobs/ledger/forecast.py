@@ -172,7 +172,7 @@ class JobForecast:
     def lengths(self, record: JobRecord) -> tuple[LengthBand, ...]:
         return bands(self._lengths.of(record.spec), record.spec.task.most_tokens)
 
-    def view(self, record: JobRecord, results: str) -> JobView:
+    def view(self, record: JobRecord, results: str, *, with_lengths: bool) -> JobView:
         """How a job stands."""
         expected = None if record.state in ENDED else self.finish(record)
-        return record.view(self._leases.running(record.spec.id).rows, results, expected, self.lengths(record))
+        return record.view(self._leases.running(record.spec.id).rows, results, expected, self.lengths(record) if with_lengths else ())

@@ -8,6 +8,7 @@ opened again gives every lease of the same server one more full term. When the s
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -170,9 +171,9 @@ class Ledger:
         shown = sorted(found, key=made, reverse=True)[:count]
         return [self._book.view(record) for record in shown], len(found) - len(shown)
 
-    def now(self, ended: int) -> JobsNow:
-        """Views of the jobs that have not ended and of the `newest_ended` ``ended`` others, newest first; the rest are only counted."""
-        return jobs_now(self._book.jobs.values(), self._book.view, ended)
+    def now(self, ended: int, active: int | None = None) -> JobsNow:
+        """Views of the jobs that are `listed`, newest first and without length bands; the rest are only counted."""
+        return jobs_now(self._book.jobs.values(), partial(self._book.view, with_lengths=False), ended, active)
 
     def show(self, job_id: str) -> JobView:
         return self._book.view(self._book.record(job_id))

@@ -24,7 +24,7 @@ from harvester.serve.access.routes import OPEN, RouteTable
 from harvester.serve.access.wall import guard
 from harvester.serve.http.jobs.jobs_api import jobs_api
 from harvester.serve.http.live.broadcast import Broadcaster, Frame
-from harvester.serve.http.live.events import FrameSource, _own_jobs, add_events
+from harvester.serve.http.live.events import MAX_ACTIVE, FrameSource, OwnJobs, add_events
 from harvester.serve.http.live.rates import RateWindow
 from harvester.serve.http.page import POLICY, STATIC, add_page
 from harvester.serve.openai.api import openai_api
@@ -289,7 +289,7 @@ async def test_old_jobs_that_have_ended_are_only_counted(office: Office, monkeyp
 
 async def test_a_key_sees_its_own_ended_jobs_whatever_others_made_since(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("harvester.serve.http.live.events.MAX_ENDED", 3)
-    monkeypatch.setattr("jobs.ledger.counts.OWN_ENDED", 2)
+    monkeypatch.setattr("jobs.ledger.counts.OWN_SHOWN", 2)
     for number, owner in enumerate(["anna"] * 5 + ["ben"] * 4):
         plan = scripted_plan(f"{owner}-{number}", created_at_s=float(number))
         job, _ = office.ledger.submit(plan.model_copy(update={"spec": plan.spec.model_copy(update={"owner": owner})}), new=True)
@@ -297,7 +297,7 @@ async def test_a_key_sees_its_own_ended_jobs_whatever_others_made_since(office: 
     frame = await FrameSource(no_replicas, Ledger(office), INFO)()
 
     def shown(name: str, role: Role = Role.BATCH) -> tuple[list[str], int]:
-        told = json.loads(_own_jobs(frame["jobs"], Identity(name, frozenset({role}))))
+        told = json.loads(OwnJobs().of(frame["jobs"], Identity(name, frozenset({role}))))
         return [job["id"] for job in told["jobs"]], told["older"]
 
     assert shown("anna") == (["anna-4", "anna-3"], 3)
@@ -308,7 +308,7 @@ async def test_a_key_sees_its_own_ended_jobs_whatever_others_made_since(office: 
 
 
 def test_the_ended_jobs_of_many_owners_are_bounded(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jobs.ledger.counts.OWNERS_ENDED", 3)
+    monkeypatch.setattr("jobs.ledger.counts.OWNERS_SHOWN", 3)
     for number in range(9):
         plan = scripted_plan(f"job-{number}", created_at_s=float(number))
         job, _ = office.ledger.submit(plan.model_copy(update={"spec": plan.spec.model_copy(update={"owner": f"owner-{number}"})}), new=True)
@@ -316,12 +316,49 @@ def test_the_ended_jobs_of_many_owners_are_bounded(office: Office, monkeypatch: 
     assert [view.id for view in office.ledger.now(1).views] == ["job-8", "job-7", "job-6"]
 
 
+async def test_a_frame_is_bounded_whatever_the_number_of_jobs(office: Office) -> None:
+    waiting = MAX_ACTIVE + 1000
+    for number in range(waiting):
+        office.ledger.submit(scripted_plan(f"job-{number}", created_at_s=float(number)), new=True)
+    frame = await FrameSource(no_replicas, Ledger(office), INFO)()
+    told = json.loads(frame["jobs"])
+    assert [job["id"] for job in told["jobs"]] == [f"job-{number}" for number in range(waiting - 1, waiting - 1 - MAX_ACTIVE, -1)]
+    assert told["older"] == 1000
+    assert len(frame["jobs"]) < 1000 * MAX_ACTIVE
+
+
+def test_what_runs_is_listed_before_what_waits(office: Office) -> None:
+    for number in range(5):
+        office.ledger.submit(scripted_plan(f"job-{number}", created_at_s=float(number)), new=True)
+    lease = office.ledger.lease("a", "scripted", 10.0)
+    assert lease is not None
+    office.ledger.pause("job-4", 10.0)
+    now = office.ledger.now(0, 2)
+    assert [view.id for view in now.views] == ["job-4", lease.job.id]
+    assert now.older == 3
+    assert len(office.ledger.now(0).views) == 5
+
+
+async def test_a_key_sees_its_own_waiting_jobs_behind_those_of_others(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("harvester.serve.http.live.events.MAX_ACTIVE", 2)
+    for number, owner in enumerate(["anna"] * 3 + ["ben"] * 4):
+        plan = scripted_plan(f"{owner}-{number}", created_at_s=float(number))
+        office.ledger.submit(plan.model_copy(update={"spec": plan.spec.model_copy(update={"owner": owner})}), new=True)
+    frame = await FrameSource(no_replicas, Ledger(office), INFO)()
+    own_jobs, anna = OwnJobs(), Identity("anna", frozenset({Role.BATCH}))
+    text = own_jobs.of(frame["jobs"], anna)
+    told = json.loads(text)
+    assert ([job["id"] for job in told["jobs"]], told["older"]) == (["anna-2", "anna-1"], 1)
+    assert own_jobs.of(frame["jobs"], anna) is text, "made once for all viewers"
+    assert json.loads(own_jobs.of(json.dumps({"jobs": [], "owned": {}}), anna)) == {"jobs": [], "older": 0}
+
+
 class Ledger:
     def __init__(self, office: Office) -> None:
         self._office = office
 
-    async def now(self, ended: int) -> JobsNow:
-        return self._office.ledger.now(ended)
+    async def now(self, ended: int, active: int | None = None) -> JobsNow:
+        return self._office.ledger.now(ended, active)
 
 
 async def no_replicas() -> list[dict[str, Any]]:

@@ -210,8 +210,8 @@ class LedgerActor:
         views, older = await self._call("newest", owner, count)
         return list(views), int(older)
 
-    async def now(self, ended: int) -> JobsNow:
-        found: JobsNow = await self._call("now", ended)
+    async def now(self, ended: int, active: int | None = None) -> JobsNow:
+        found: JobsNow = await self._call("now", ended, active)
         return found
 
     async def show(self, job_id: str) -> JobView:

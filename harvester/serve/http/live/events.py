@@ -23,7 +23,7 @@ log = logging.getLogger("harvester.page")
 
 LOOK_WAIT_S = 5.0
 KNOWN_S = 10.0  # between two looks at the key of an open stream
-MAX_ENDED = 50
+MAX_ENDED, MAX_ACTIVE = 50, 200  # jobs in a frame, besides some of each owner
 RECONNECT_MS = 2000
 ASLEEP = "The model is not loaded while nobody uses it. The next chat or job loads it."
 _LEFT_OUT = {"response_lengths", "results", "notes", "rows_recomputed", "preemptions", "cached_tokens"}
@@ -33,7 +33,7 @@ Replicas = Callable[[], Awaitable[list[dict[str, Any]]]]
 
 
 class JobsSeen(Protocol):
-    async def now(self, ended: int) -> JobsNow: ...
+    async def now(self, ended: int, active: int | None = None) -> JobsNow: ...
 
 
 class FrameSource:
@@ -50,7 +50,7 @@ class FrameSource:
         self._number = 0
 
     async def __call__(self) -> Frame:
-        told, listed = await asyncio.gather(_in_time(self._replicas), _in_time(lambda: self._ledger.now(MAX_ENDED)))
+        told, listed = await asyncio.gather(_in_time(self._replicas), _in_time(lambda: self._ledger.now(MAX_ENDED, MAX_ACTIVE)))
         self._number += 1
         frame, trouble = {"look": str(self._number), "server": self._server}, None
         if told is None:
@@ -77,16 +77,38 @@ async def _in_time(work: Callable[[], Awaitable[T]]) -> T | None:
 
 
 def _jobs(now: JobsNow) -> str:
-    """All active jobs, the newest ended ones, and the number of all jobs by owner."""
+    """Active jobs and the newest ended ones, how many others there are, and the number of all jobs by owner."""
     views = [view.model_dump(mode="json", exclude=_LEFT_OUT) for view in now.views]
     return json.dumps({"jobs": views, "older": now.older, "owned": dict(now.owned)})
 
 
-def _own_jobs(text: str, who: Identity) -> str:
-    """The viewer's own jobs from the frame that all viewers share."""
-    told = json.loads(text)
-    own = [job for job in told["jobs"] if who.owns(job["owner"])]
-    return json.dumps({"jobs": own, "older": told["owned"].get(who.name, len(own)) - len(own)})
+class OwnJobs:
+    """Splits the jobs of a frame by owner, once for all viewers."""
+
+    def __init__(self) -> None:
+        self._frame = ""
+        self._owned: dict[str, int] = {}
+        self._views: dict[str, list[dict[str, Any]]] = {}
+        self._texts: dict[str, str] = {}
+
+    def of(self, frame: str, who: Identity) -> str:
+        """What ``who`` is told of the text that `_jobs` made: an administrator all, others their own jobs."""
+        if who.is_admin:
+            return frame
+        if frame != self._frame:
+            self._split(frame)
+        name = who.name or ""
+        if name not in self._texts:
+            own = self._views.get(name, [])
+            self._texts[name] = json.dumps({"jobs": own, "older": self._owned.get(name, len(own)) - len(own)})
+        return self._texts[name]
+
+    def _split(self, frame: str) -> None:
+        told = json.loads(frame)
+        self._frame, self._owned, self._views, self._texts = frame, told["owned"], {}, {}
+        for view in told["jobs"]:
+            if view["owner"] is not None:
+                self._views.setdefault(view["owner"], []).append(view)
 
 
 def add_events(app: FastAPI, broadcaster: Broadcaster, known_s: float = KNOWN_S) -> None:
@@ -94,6 +116,8 @@ def add_events(app: FastAPI, broadcaster: Broadcaster, known_s: float = KNOWN_S)
 
     A stream ends at the first frame that comes ``known_s`` or more after the last look at its key, if that is revoked or expired.
     """
+
+    own_jobs = OwnJobs()
 
     async def seat(who: Who) -> AsyncIterator[None]:
         with broadcaster.seat(who.counted_as):
@@ -110,4 +134,4 @@ def add_events(app: FastAPI, broadcaster: Broadcaster, known_s: float = KNOWN_S)
                 if not is_known(request):
                     return
             for name, text in frame.items():
-                yield ServerSentEvent(event=name, raw_data=text if name != "jobs" or who.is_admin else _own_jobs(text, who))
+                yield ServerSentEvent(event=name, raw_data=own_jobs.of(text, who) if name == "jobs" else text)

@@ -99,11 +99,14 @@ const SORTS = {
 };
 const order = { by: "made", isTurned: false };
 
-function isShown(view) {
+// Whether a view fits what the reader has written and chosen, which is read once for all jobs.
+function filter() {
   const words = $("filter").value.trim().toLowerCase().split(/\s+/);
-  const text = [view.id, view.task, view.source, view.model, view.owner ?? ""].join(" ").toLowerCase();
   const state = $("filter-state").value;
-  return words.every((word) => text.includes(word)) && (!state || view.state === state || (state === "open" && !ENDED.includes(view.state)));
+  return (view) => {
+    const text = [view.id, view.task, view.source, view.model, view.owner ?? ""].join(" ").toLowerCase();
+    return words.every((word) => text.includes(word)) && (!state || view.state === state || (state === "open" && !ENDED.includes(view.state)));
+  };
 }
 
 function arrange() {
@@ -113,6 +116,7 @@ function arrange() {
     const [a, b] = [key(one.view), key(other.view)];
     return (a < b ? -1 : a > b ? 1 : 0) * (order.isTurned ? -1 : 1) || other.view.created_at_s - one.view.created_at_s;
   };
+  const isShown = filter();
   const shown = [...jobs.values()].filter(({ view }) => isShown(view)).sort(compare);
   for (const { row } of jobs.values()) row.hidden = true;
   shown.forEach(({ row }, at) => {
@@ -162,7 +166,7 @@ export function showJobs({ jobs: views, older }) {
   $("job-filter").hidden = !views.length;
   $("no-jobs").hidden = views.length > 0;
   $("older").hidden = !older;
-  say($("older"), `${plural(older, "older job")} not shown; SQL has them all in the table jobs.`);
+  say($("older"), `${plural(older, "further job")} not shown; SQL has them all in the table jobs.`);
   listener();
 }
 
