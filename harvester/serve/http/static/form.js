@@ -1,6 +1,6 @@
 // A new job: of a source that the server reads, or of a file of the reader's; or only what it would take
 
-import { $, ask, duration, make, plural, reach, say, whole } from "./base.js";
+import { $, ask, duration, make, plural, reach, refusal, say, whole } from "./base.js";
 
 let tasks = [];
 
@@ -62,26 +62,56 @@ function missing(form) {
   return `${form.querySelector(`label[for="${empty.id}"]`).textContent} is missing.`;
 }
 
-// A file of the reader's goes to the server in pieces; each is sent again as it is where the connection broke.
+// A file of the reader's goes to the server in pieces. The server says how much of it it has, and whether it is whole: what broke
+// off is sent from there, by the same address, and what the server has removed since is sent again.
 
 const PIECE_BYTES = 8 << 20;
-const sent = new WeakMap(); // file -> what its address is called
+const TRIES = 4; // of one piece
+const LONGEST_WAIT_S = 30; // between two tries
+const MAY_PASS = [undefined, 429, 503]; // statuses of a refusal; undefined: no answer
+const begun = new WeakMap(); // file -> path of its upload
+
+function uploadPath({ name }) {
+  const id = [...crypto.getRandomValues(new Uint8Array(16))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
+  return `/api/uploads/${id}/${name.replace(/[^A-Za-z0-9._-]/g, "_").replace(/^\.+/, "").slice(-100) || "rows"}`;
+}
 
 async function upload(file) {
-  if (sent.has(file)) return sent.get(file);
-  const id = [...crypto.getRandomValues(new Uint8Array(16))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
-  const name = file.name.replace(/[^A-Za-z0-9._-]/g, "_").replace(/^\.+/, "").slice(-100) || "rows";
-  let told = null;
-  for (let from = 0; from === 0 || from < file.size; from += PIECE_BYTES) {
-    const isLast = from + PIECE_BYTES >= file.size;
-    say($("submit-note"), `Sending ${file.name}, ${Math.floor((100 * from) / Math.max(1, file.size))}%`);
-    const body = file.slice(from, from + PIECE_BYTES);
-    const answer = await reach(`/api/uploads/${id}/${name}?offset=${from}&last=${isLast}`, { method: "PUT", body, headers: {} });
-    told = await answer.json().catch(() => null);
-    if (!answer.ok) throw new Error(told?.error?.message ?? `The server answered ${answer.status}; try again.`);
+  const isBegun = begun.has(file);
+  if (!isBegun) begun.set(file, uploadPath(file));
+  const path = begun.get(file);
+  try {
+    let told = isBegun ? await ask("GET", path) : { bytes: 0, is_whole: false };
+    while (!told.is_whole) told = await send(file, path, told.bytes);
+    return told.uri;
+  } catch (error) {
+    if (error.status >= 400 && error.status < 500 && ![401, 429].includes(error.status)) await forget(file, path);
+    throw error;
   }
-  sent.set(file, told.uri);
-  return told.uri;
+}
+
+// What is there of a file that the server refuses would only count against the key.
+async function forget(file, path) {
+  begun.delete(file);
+  await reach(path, { method: "DELETE", headers: {} }).catch(() => {});
+}
+
+async function send(file, path, from) {
+  const isLast = from + PIECE_BYTES >= file.size;
+  const request = { method: "PUT", body: file.slice(from, from + PIECE_BYTES), headers: {} };
+  for (let tries = 1; ; tries += 1) {
+    say($("submit-note"), `Sending ${file.name}, ${Math.floor((100 * from) / Math.max(1, file.size))}%`);
+    try {
+      const answer = await reach(`${path}?offset=${from}&last=${isLast}`, request);
+      if (!answer.ok) throw await refusal(answer);
+      return await answer.json();
+    } catch (error) {
+      const wait_s = error.wait_s || 2 ** (tries - 1);
+      if (!MAY_PASS.includes(error.status) || tries === TRIES || wait_s > LONGEST_WAIT_S) throw error;
+      say($("submit-note"), `${error.message} Sending ${file.name} goes on in ${duration(wait_s)}.`);
+      await new Promise((resolve) => setTimeout(resolve, 1000 * wait_s));
+    }
+  }
 }
 
 async function source() {
