@@ -80,3 +80,42 @@ def test_what_failed_on_the_job_before_is_not_said_of_the_next(tab: Page, two_jo
     tab.evaluate("fetch('/api/server').then((answer) => answer.text())")  # what came before is done by then
     expect(tab.locator("#rows-fault")).to_be_empty()
     expect(tab.get_by_role("button", name="Cancel second")).to_be_visible()
+
+
+# -- results as a file --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_download_that_the_server_refuses_says_why(tab: Page, two_jobs: PageServer) -> None:
+    damaged = {"error": {"message": "part-0 is damaged; run harvester repair.", "code": "damage"}}
+    tab.route("**/results?format=csv", lambda route: route.fulfill(status=500, json=damaged))
+    open_page(tab, two_jobs, "#/jobs/first")
+    tab.get_by_role("button", name="CSV").click()
+    expect(tab.locator("#rows-fault")).to_have_text("part-0 is damaged; run harvester repair.")
+
+
+def test_the_browser_itself_writes_results_that_need_no_key(tab: Page, two_jobs: PageServer) -> None:
+    open_page(tab, two_jobs, "#/jobs/first")
+    with tab.expect_download() as begun:
+        tab.get_by_role("button", name="CSV").click()
+    assert begun.value.url == f"{two_jobs.url}/api/jobs/first/results?format=csv"
+    assert begun.value.suggested_filename == "first.csv"
+
+
+@pytest.mark.parametrize(("megabytes", "told"), [(1, "1.0 MB so far"), (513, "have more than 512 MB; write them to a file with: harvester")])
+def test_results_that_need_a_key_are_collected_up_to_a_size(tab: Page, two_jobs: PageServer, megabytes: int, told: str) -> None:
+    sends = """
+        sessionStorage.setItem('harvester-api-key', 'any');
+        const known = window.fetch, piece = new Uint8Array(1e6);
+        const start = (to) => { (window.results = to), Array.from({ length: MEGABYTES }, () => to.enqueue(piece)); };
+        window.fetch = (path, ...rest) =>
+            path.includes('/results?') ? Promise.resolve(new Response(new ReadableStream({ start }))) : known(path, ...rest);
+    """
+    tab.add_init_script(sends.replace("MEGABYTES", str(megabytes)))
+    open_page(tab, two_jobs, "#/jobs/first")
+    tab.get_by_role("button", name="CSV").click()
+    expect(tab.locator("#job")).to_contain_text(told)
+    if megabytes == 1:
+        with tab.expect_download() as begun:
+            tab.evaluate("window.results.close()")
+        assert begun.value.suggested_filename == "first.csv"
+    expect(tab.locator("#download-note")).to_be_empty()

@@ -45,9 +45,11 @@ export function duration(seconds) {
 
 const KEY = "harvester-api-key";
 
+export const hasKey = () => sessionStorage.getItem(KEY) !== null;
+
 export function askForKey(fault) {
   if ($("unlock").open) return;
-  say($("unlock-fault"), fault ?? (sessionStorage.getItem(KEY) === null ? "" : "The server does not know this key."));
+  say($("unlock-fault"), fault ?? (hasKey() ? "The server does not know this key." : ""));
   $("unlock").showModal();
 }
 

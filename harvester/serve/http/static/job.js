@@ -1,6 +1,6 @@
 // The page of one job, at #/jobs/ID: facts, results to take along, and its rows, those that failed first
 
-import { $, ENDED, ask, duration, make, plural, quoted, reach, say, sql, whole } from "./base.js";
+import { $, ENDED, ask, duration, hasKey, make, plural, quoted, reach, refusal, say, sql, whole } from "./base.js";
 import { clock, doneRows, jobs, may, timeLeft, took, verbButtons } from "./jobs.js";
 import { offer } from "./query.js";
 import { dataTable } from "./tables.js";
@@ -102,22 +102,57 @@ export function refresh(changed) {
   else if (!isOver && performance.now() - opened.readAt > AGAIN_MS) readJob();
 }
 
+// A link sends no key. Without one the browser writes the results to the disk as they come, once the server has said that it can
+// send them; with a key the page collects them, up to a size.
+const MOST_MB = 512;
+
+function save(href, name) {
+  make("a", { href, download: name }).click();
+}
+
+async function collected(answer, id) {
+  const pieces = [];
+  const reader = answer.body.getReader();
+  for (let bytes = 0; ; ) {
+    const mb = bytes / 1e6;
+    if (mb > MOST_MB) throw new Error(`The results have more than ${MOST_MB} MB; write them to a file with: harvester results ${id} -o ${id}.parquet`);
+    say($("download-note"), `${mb.toFixed(1)} MB so far`);
+    const { value, done } = await reader.read().catch(() => {
+      throw new Error(`The results broke off after ${mb.toFixed(1)} MB; try again.`);
+    });
+    if (done) return new Blob(pieces, { type: answer.headers.get("content-type") });
+    pieces.push(value);
+    bytes += value.length;
+  }
+}
+
+async function download(id, format) {
+  const path = `/api/jobs/${encodeURIComponent(id)}/results?format=${format}`;
+  const stop = new AbortController();
+  try {
+    const answer = await reach(path, { headers: {}, signal: stop.signal });
+    if (!answer.ok) throw await refusal(answer);
+    if (!hasKey()) return save(path, `${id}.${format}`);
+    const href = URL.createObjectURL(await collected(answer, id));
+    save(href, `${id}.${format}`);
+    setTimeout(() => URL.revokeObjectURL(href), 60000);
+  } finally {
+    stop.abort();
+  }
+}
+
 for (const button of document.querySelectorAll("[data-format]")) {
   button.onclick = async () => {
     const { id } = opened;
-    const { format } = button.dataset;
     button.disabled = true;
     say($("rows-fault"), "");
     try {
-      const answer = await reach(`/api/jobs/${encodeURIComponent(id)}/results?format=${format}`, { headers: {} });
-      if (!answer.ok) throw new Error(`The server answered ${answer.status}; try again.`);
-      const link = make("a", { href: URL.createObjectURL(await answer.blob()), download: `${id}.${format}` });
-      link.click();
-      setTimeout(() => URL.revokeObjectURL(link.href), 60000);
+      await download(id, button.dataset.format);
     } catch (error) {
-      say($("rows-fault"), error.message);
+      if (opened.id === id) say($("rows-fault"), error.message);
     } finally {
       button.disabled = false;
+      say($("download-note"), "");
     }
   };
 }
