@@ -269,9 +269,10 @@ async def test_a_look_tells_of_replicas_and_jobs(office: Office) -> None:
     async def replicas() -> list[dict[str, Any]]:
         return [replica()]
 
-    frame = await FrameSource(replicas, Ledger(office), INFO)()
+    frame = await FrameSource(replicas, Ledger(office), INFO, now_s=lambda: 1234.5678)()
     assert json.loads(frame["server"]) == INFO
     assert [one["id"] for one in json.loads(frame["replicas"])] == ["a"]
+    assert frame["look"] == "1234.568"
     (shown,) = json.loads(frame["jobs"])["jobs"]
     assert (shown["id"], shown["state"], shown["rows_total"], shown["eta_s"]) == (job.id, "queued", 4, None)
     assert frame["trouble"] == "null"

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import re
+import time
+
 import pytest
 from playwright.sync_api import Page, expect
 
+from jobs.ledger.ledger import Ledger
+from jobs.testing import scripted_plan
 from tests.fakes.page_server import PageServer
 from tests.serve.conftest import open_page
 
@@ -28,3 +33,26 @@ def test_a_tab_that_is_opened_in_the_background_holds_no_stream_until_it_is_seen
     tab.evaluate(SEEN)
     expect(tab.locator("#link")).to_have_text("Live")
     assert asked.count("/api/events") == 1
+
+
+# -- clocks -------------------------------------------------------------------------------------------------------------------------
+
+
+def run_a_job(ledger: Ledger) -> None:
+    ledger.submit(scripted_plan("docs", 4, 4, created_at_s=time.time()), new=True)
+    assert ledger.lease("a", "scripted", time.time()) is not None
+
+
+@pytest.mark.parametrize("ahead_s", [-600.0, 600.0], ids=["slow", "fast"])
+def test_how_long_a_job_took_is_by_the_clock_of_the_server(tab: Page, page_server: PageServer, ahead_s: float) -> None:
+    page_server.ask(run_a_job)
+    tab.clock.install(time=time.time() + ahead_s)
+    open_page(tab, page_server)
+    expect(tab.get_by_role("row", name="docs").locator("[data-label=Took]")).to_have_text(re.compile(r"^\d\d? s$"))
+
+
+def test_a_page_whose_device_has_slept_connects_anew(tab: Page, page_server: PageServer) -> None:
+    tab.clock.install()
+    open_page(tab, page_server)
+    with tab.expect_request("**/api/events"):
+        tab.clock.set_system_time(time.time() + 3600.0)

@@ -39,20 +39,26 @@ class JobsSeen(Protocol):
 class FrameSource:
     """Takes the frames of a `Broadcaster`: every replica's `now` and all jobs. If either cannot be fetched, the event ``trouble`` says so.
 
-    ``is_asleep``: whether no replica is expected now; None: never.
+    ``is_asleep``: whether no replica is expected now; None: never. ``now_s``: the time of a frame, which is its event ``look``.
     """
 
-    def __init__(self, replicas: Replicas, ledger: JobsSeen, server: dict[str, Any], is_asleep: Callable[[], bool] | None = None) -> None:
+    def __init__(
+        self,
+        replicas: Replicas,
+        ledger: JobsSeen,
+        server: dict[str, Any],
+        is_asleep: Callable[[], bool] | None = None,
+        now_s: Callable[[], float] = time.time,
+    ) -> None:
         self._replicas, self._ledger = replicas, ledger
         self._is_asleep = is_asleep
         self._server = json.dumps(server)
         self._rates = RateWindow()
-        self._number = 0
+        self._now_s = now_s
 
     async def __call__(self) -> Frame:
         told, listed = await asyncio.gather(_in_time(self._replicas), _in_time(lambda: self._ledger.now(MAX_ENDED, MAX_ACTIVE)))
-        self._number += 1
-        frame, trouble = {"look": str(self._number), "server": self._server}, None
+        frame, trouble = {"look": json.dumps(round(self._now_s(), 3)), "server": self._server}, None
         if told is None:
             is_asleep = self._is_asleep is not None and self._is_asleep()
             trouble = ASLEEP if is_asleep else "No replica answers; what is shown is from before."
@@ -112,7 +118,7 @@ class OwnJobs:
 
 
 def add_events(app: FastAPI, broadcaster: Broadcaster, known_s: float = KNOWN_S) -> None:
-    """Add ``GET /events``: ``server``, ``replicas``, ``jobs`` and ``trouble``, first and whenever they change; ``look`` with each frame.
+    """Add ``GET /events``: ``server``, ``replicas``, ``jobs`` and ``trouble``, first and whenever they change; with each frame ``look``.
 
     A stream ends at the first frame that comes ``known_s`` or more after the last look at its key, if that is revoked or expired.
     """

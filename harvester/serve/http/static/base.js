@@ -41,6 +41,16 @@ export function duration(seconds) {
   return hours < 48 ? `${hours} h ${String(minutes % 60).padStart(2, "0")} min` : `${Math.floor(hours / 24)} d ${hours % 24} h`;
 }
 
+// The clock of the server, from which the reader's may differ. Between two looks it goes on by the reader's.
+
+let look = null; // {now_s, at_ms}: what the server said last, and when by performance.now()
+
+export function setClock(now_s) {
+  look = { now_s, at_ms: performance.now() };
+}
+
+export const serverNow = () => (look === null ? Date.now() / 1000 : look.now_s + (performance.now() - look.at_ms) / 1000);
+
 // The key, where the server asks for one: kept by this tab until it is closed
 
 const KEY = "harvester-api-key";

@@ -1,6 +1,6 @@
 // Jobs: the list, its order, and what changes one
 
-import { $, ENDED, announce, ask, duration, make, plural, say, whole } from "./base.js";
+import { $, ENDED, announce, ask, duration, make, plural, say, serverNow, whole } from "./base.js";
 
 export const jobs = new Map(); // id -> {row, view, said}
 export const VERBS = {
@@ -41,12 +41,12 @@ export function verbButtons(id, verbs) {
 
 // Seconds from start to end, or until now.
 export function took(view) {
-  return view.started_at_s === null ? null : (view.ended_at_s ?? Date.now() / 1000) - view.started_at_s;
+  return view.started_at_s === null ? null : Math.max(0, (view.ended_at_s ?? serverNow()) - view.started_at_s);
 }
 
 export function clock(at_s) {
   const at = new Date(at_s * 1000);
-  const isToday = at.toDateString() === new Date().toDateString();
+  const isToday = at.toDateString() === new Date(serverNow() * 1000).toDateString();
   return at.toLocaleString("en-GB", isToday ? { timeStyle: "medium" } : { dateStyle: "medium", timeStyle: "short" });
 }
 

@@ -1,6 +1,6 @@
 // The page of a harvester server: which part is shown, and the stream of events behind all of them
 
-import { $, askForKey, onUnlocked, reach, say } from "./base.js";
+import { $, askForKey, onUnlocked, reach, say, setClock } from "./base.js";
 import { loadTasks } from "./form.js";
 import { openJob, refresh } from "./job.js";
 import { onJobs, showJobs } from "./jobs.js";
@@ -32,7 +32,8 @@ onUnlocked(() => {
 const SILENT_MS = 15000;
 const SHOW = { server: showServer, replicas: showReplicas, jobs: showJobs, trouble: showTrouble, look: showLook };
 let stream = null; // what ends the connection that there is
-let heardAt = 0;
+let heardAt = 0; // by performance.now(), as no one can set it
+let tickedAt = 0; // by Date.now(), which goes on while the device sleeps
 
 function showLink(kind, text) {
   $("link").dataset.link = kind;
@@ -45,7 +46,8 @@ function showTrouble(text) {
   say($("trouble"), text ?? "");
 }
 
-function showLook() {
+function showLook(now_s) {
+  setClock(now_s);
   readHistory();
   refresh();
 }
@@ -61,7 +63,7 @@ function hear(event) {
   const fields = event.split("\n").map((line) => [line.slice(0, line.indexOf(":")), line.slice(line.indexOf(":") + 2)]);
   const name = fields.find(([field]) => field === "event")?.[1];
   const data = fields.filter(([field]) => field === "data").map(([, text]) => text);
-  if (name !== undefined) heardAt = Date.now();
+  if (name !== undefined) heardAt = performance.now();
   if (name in SHOW) queueMicrotask(() => SHOW[name](JSON.parse(data.join("\n")))); // a fault in it does not end the stream
 }
 
@@ -89,7 +91,8 @@ async function refused(answer) {
 async function connect() {
   stream?.abort();
   const own = (stream = new AbortController());
-  heardAt = Date.now();
+  heardAt = performance.now();
+  tickedAt = Date.now();
   let lost = "Not connected; trying again";
   try {
     const answer = await reach("/api/events", { headers: { accept: "text/event-stream" }, signal: own.signal });
@@ -106,9 +109,11 @@ async function connect() {
   showLink("lost", lost);
 }
 
-// A connection may die without a word.
+// A connection may die without a word, and does so where the device has slept.
 setInterval(() => {
-  if (document.hidden || $("unlock").open || (stream !== null && Date.now() - heardAt < SILENT_MS)) return;
+  const hasSlept = Math.abs(Date.now() - tickedAt) > SILENT_MS;
+  tickedAt = Date.now();
+  if (document.hidden || $("unlock").open || (stream !== null && !hasSlept && performance.now() - heardAt < SILENT_MS)) return;
   connect();
 }, 3000);
 
