@@ -153,7 +153,7 @@ def test_a_file_of_the_reader_is_tried_then_sent_and_listed_by_filter_and_order(
     page.get_by_label("Filter jobs").fill("my_rows")
     expect(page.get_by_role("row", name=job)).to_be_visible()
     page.get_by_role("button", name="Errors").click()
-    expect(page.locator('th[aria-sort="ascending"]')).to_have_text("Errors")
+    expect(page.locator('th[aria-sort="descending"]')).to_have_text("Errors")
     assert open_tab.faults == []
 
 

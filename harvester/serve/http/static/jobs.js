@@ -86,18 +86,26 @@ function tell(entry) {
   entry.said = news;
 }
 
-// What the reader filters and sorts by. Jobs without the figure stand last.
+// What the reader filters and sorts by: a figure of each job, and whether the greatest stands first. Jobs without the figure stand last.
 
 const SORTS = {
-  made: (view) => -view.created_at_s,
-  job: (view) => view.id,
-  state: (view) => view.state,
-  done: (view) => -doneRows(view) / Math.max(1, view.rows_total),
-  errors: (view) => -view.rows_error,
-  rate: (view) => -(view.offline_tokens_per_s ?? -1),
-  took: (view) => -(took(view) ?? -1),
+  made: { figure: (view) => view.created_at_s, isFalling: true }, // of no column: how the list begins
+  job: { figure: (view) => view.id, isFalling: false },
+  state: { figure: (view) => view.state, isFalling: false },
+  done: { figure: (view) => doneRows(view) / Math.max(1, view.rows_total), isFalling: true },
+  errors: { figure: (view) => view.rows_error, isFalling: true },
+  rate: { figure: (view) => view.offline_tokens_per_s, isFalling: true },
+  started: { figure: (view) => view.started_at_s, isFalling: true },
+  took: { figure: took, isFalling: true },
 };
-const order = { by: "made", isTurned: false };
+const order = { by: "made", isFalling: true };
+
+function compare({ view }, { view: other }) {
+  const [a, b] = [view, other].map(SORTS[order.by].figure);
+  if (a === b) return other.created_at_s - view.created_at_s;
+  if (a === null || b === null) return a === null ? 1 : -1;
+  return a < b === order.isFalling ? 1 : -1;
+}
 
 // Whether a view fits what the reader has written and chosen, which is read once for all jobs.
 function filter() {
@@ -111,11 +119,6 @@ function filter() {
 
 function arrange() {
   const list = $("job-list");
-  const key = SORTS[order.by];
-  const compare = (one, other) => {
-    const [a, b] = [key(one.view), key(other.view)];
-    return (a < b ? -1 : a > b ? 1 : 0) * (order.isTurned ? -1 : 1) || other.view.created_at_s - one.view.created_at_s;
-  };
   const isShown = filter();
   const shown = [...jobs.values()].filter(({ view }) => isShown(view)).sort(compare);
   for (const { row } of jobs.values()) row.hidden = true;
@@ -126,13 +129,14 @@ function arrange() {
   $("none-found").hidden = shown.length > 0 || !jobs.size;
   for (const button of document.querySelectorAll("[data-sort]")) {
     const isOwn = button.dataset.sort === order.by;
-    button.closest("th").setAttribute("aria-sort", isOwn ? (order.isTurned ? "descending" : "ascending") : "none");
+    button.closest("th").setAttribute("aria-sort", isOwn ? (order.isFalling ? "descending" : "ascending") : "none");
   }
 }
 
 for (const button of document.querySelectorAll("[data-sort]")) {
   button.onclick = () => {
-    Object.assign(order, { by: button.dataset.sort, isTurned: order.by === button.dataset.sort && !order.isTurned });
+    const by = button.dataset.sort;
+    Object.assign(order, { by, isFalling: order.by === by ? !order.isFalling : SORTS[by].isFalling });
     arrange();
   };
 }
