@@ -119,3 +119,28 @@ def test_results_that_need_a_key_are_collected_up_to_a_size(tab: Page, two_jobs:
             tab.evaluate("window.results.close()")
         assert begun.value.suggested_filename == "first.csv"
     expect(tab.locator("#download-note")).to_be_empty()
+
+
+# -- by keyboard --------------------------------------------------------------------------------------------------------------------
+
+FOCUSED = "document.activeElement.id"
+
+
+def test_the_focus_of_a_button_that_goes_is_on_the_name_of_the_job(tab: Page, two_jobs: PageServer) -> None:
+    open_page(tab, two_jobs, "#/jobs/first")
+    tab.get_by_role("button", name="Cancel first").press("Enter")
+    tab.get_by_role("button", name="Cancel job").press("Enter")
+    expect(tab.get_by_role("button", name="Cancel first")).to_be_hidden()
+    assert tab.evaluate(FOCUSED) == "job-title"
+
+
+def test_the_first_link_skips_to_the_job_that_is_shown(tab: Page, two_jobs: PageServer) -> None:
+    open_page(tab, two_jobs, "#/jobs/first")
+    skip = tab.locator("a.skip")
+    expect(skip).to_have_text("Skip to the job")
+    skip.focus()
+    skip.press("Enter")
+    assert tab.evaluate(FOCUSED) == "job-title"
+    assert tab.url == f"{two_jobs.url}/#/jobs/first"
+    tab.get_by_role("link", name="All jobs").click()
+    expect(skip).to_have_text("Skip to jobs")

@@ -6,11 +6,12 @@ import re
 import time
 
 import pytest
+from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, expect
 
 from jobs.ledger.ledger import Ledger
 from jobs.testing import scripted_plan
-from tests.fakes.page_server import PageServer
+from tests.fakes.page_server import PageServer, replica
 from tests.serve.conftest import open_page
 
 pytestmark = pytest.mark.serve
@@ -56,3 +57,36 @@ def test_a_page_whose_device_has_slept_connects_anew(tab: Page, page_server: Pag
     open_page(tab, page_server)
     with tab.expect_request("**/api/events"):
         tab.clock.set_system_time(time.time() + 3600.0)
+
+
+# -- for who sees little ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_page_that_lost_its_server_can_be_read_as_well(tab: Page, page_server: PageServer) -> None:
+    page_server.ask(run_a_job)
+    page_server.replicas = [replica(1.0)]
+    open_page(tab, page_server)
+    expect(tab.locator(".replica")).to_have_count(1)
+    tab.route("**/api/events", lambda route: route.fulfill(status=503, json={"error": {"message": "Starting.", "code": "busy"}}))
+    tab.evaluate(SEEN)  # connects anew
+    expect(tab.locator("#link")).to_have_text("Not connected: Starting.")
+    found = Axe().run(tab, options={"runOnly": ["color-contrast"]}).response["violations"]
+    assert [node["html"] for one in found for node in one["nodes"]] == []
+
+
+def test_charts_say_in_words_what_they_show_and_at_which_time(tab: Page, page_server: PageServer) -> None:
+    now_s = time.time()
+    for ago_s, p99_s in ((60.0, 0.1), (40.0, 0.9), (20.0, 0.2)):
+        chat = {"running": 1, "waiting": 0, "tokens": int(1000 - ago_s)}
+        told = replica(now_s - ago_s, online=chat, ttft={"count": 9, "p50": p99_s / 2, "p99": p99_s})
+        page_server.remember(told, now_s - ago_s)
+    open_page(tab, page_server)
+    chart = tab.get_by_role("img", name=re.compile("^Chat: time to first token, ms"))
+    expect(chart).to_have_attribute(
+        "aria-label",
+        "Chat: time to first token, ms. P50: last 100 ms, highest 450 ms; P99: last 200 ms, highest 900 ms; "
+        "P99 alone: none; SLO: last 500 ms, highest 500 ms.",
+    )
+    tab.locator("#chart-ttft .u-over").hover()
+    expect(tab.locator("#chart-ttft .u-legend .u-series").first).to_have_text(re.compile(r"^Time\d\d:\d\d:\d\d$"))
+    expect(tab.locator("#chart-ttft .u-legend .u-series").first).to_be_visible()

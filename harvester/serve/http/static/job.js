@@ -42,7 +42,11 @@ function describe() {
   }
   known.forEach(([, value], at) => say(list.children[at].lastChild, value));
   $("job-progress").value = doneRows(view) / Math.max(1, view.rows_total);
-  for (const button of $("job-acts").children) button.hidden = !may(button.dataset.verb, view);
+  for (const button of $("job-acts").children) {
+    const isHidden = !may(button.dataset.verb, view);
+    if (isHidden && document.activeElement === button) $("job-title").focus();
+    button.hidden = isHidden;
+  }
   const hasEnded = ENDED.includes(view.state);
   if (hasEnded && !opened.hasEnded) readRows();
   opened.hasEnded = hasEnded;

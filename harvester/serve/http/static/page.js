@@ -15,12 +15,18 @@ function route() {
   const id = location.hash.startsWith(JOB) ? decodeURIComponent(location.hash.slice(JOB.length)) : null;
   $("overview").hidden = id !== null;
   document.title = id === null ? "harvester" : `${id} - harvester`;
+  say($("skip"), id === null ? "Skip to jobs" : "Skip to the job");
   openJob(id);
   if (id === null && location.hash.length > 1) document.querySelector(location.hash)?.scrollIntoView();
   else scrollTo(0, 0);
 }
 
 addEventListener("hashchange", route);
+$("skip").onclick = (event) => {
+  if ($("job").hidden) return; // else its address would leave the job's page
+  event.preventDefault();
+  $("job-title").focus();
+};
 onJobs(refresh);
 onUnlocked(() => {
   connect();

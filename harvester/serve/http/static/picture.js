@@ -63,11 +63,25 @@ function chart(place) {
   );
 }
 
+// What a chart shows, for a reader who does not see it: the last and the highest value of each line.
+function inWords(place, series, data) {
+  const lines = series.map(({ label, value }, at) => {
+    const known = data[at].filter((one) => one !== null);
+    return known.length ? `${label}: last ${value(null, known.at(-1))}, highest ${value(null, Math.max(...known))}` : `${label}: none`;
+  });
+  return `${$(place).closest("figure").querySelector("figcaption").textContent}. ${lines.join("; ")}.`;
+}
+
 function draw() {
   if ($("overview").hidden || state.told === null) return;
   for (const place of Object.keys(PLACES)) {
     if (!charts.has(place)) charts.set(place, chart(place));
-    charts.get(place).setData([state.told.at_s, ...PLACES[place]().data(state.told)]);
+    const { series, data } = PLACES[place]();
+    const columns = data(state.told);
+    const plot = charts.get(place);
+    plot.setData([state.told.at_s, ...columns]);
+    plot.ctx.canvas.setAttribute("role", "img");
+    plot.ctx.canvas.setAttribute("aria-label", inWords(place, series, columns));
   }
 }
 
