@@ -101,7 +101,10 @@ def test_the_browser_itself_writes_results_that_need_no_key(tab: Page, two_jobs:
     assert begun.value.suggested_filename == "first.csv"
 
 
-@pytest.mark.parametrize(("megabytes", "told"), [(1, "1.0 MB so far"), (513, "have more than 512 MB; write them to a file with: harvester")])
+TOO_MANY = "have more than 512 MB; write them to a file with: harvester results first -o first.parquet"
+
+
+@pytest.mark.parametrize(("megabytes", "told"), [(1, "1.0 MB so far"), (513, TOO_MANY)])
 def test_results_that_need_a_key_are_collected_up_to_a_size(tab: Page, two_jobs: PageServer, megabytes: int, told: str) -> None:
     sends = """
         sessionStorage.setItem('harvester-api-key', 'any');

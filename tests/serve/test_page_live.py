@@ -59,6 +59,36 @@ def test_a_page_whose_device_has_slept_connects_anew(tab: Page, page_server: Pag
         tab.clock.set_system_time(time.time() + 3600.0)
 
 
+# -- replicas -----------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_replica_keeps_its_number_and_its_place(tab: Page, page_server: PageServer) -> None:
+    page_server.replicas = [replica(1.0, "b"), replica(1.0, "d")]
+    open_page(tab, page_server)
+    titles = tab.locator(".replica h3")
+    expect(titles).to_have_text(["Replica 1, b", "Replica 2, d"])
+    page_server.replicas = [replica(2.0, name) for name in ("b", "c", "d")]
+    expect(titles).to_have_text(["Replica 1, b", "Replica 2, d", "Replica 3, c"])
+    page_server.replicas = [replica(3.0, name) for name in ("c", "d")]
+    expect(titles).to_have_text(["Replica 2, d", "Replica 3, c"])
+    page_server.replicas = [replica(4.0, name) for name in ("c", "d", "e")]
+    expect(titles).to_have_text(["Replica 1, e", "Replica 2, d", "Replica 3, c"])
+
+
+def test_the_line_of_a_figure_has_a_gap_where_the_figure_was_missing(tab: Page, page_server: PageServer) -> None:
+    chat = {"count": 1, "p50": 0.25, "p99": 0.25}
+    page_server.replicas = [replica(1.0, ttft=chat)]
+    open_page(tab, page_server)
+    tile = tab.locator("[data-tile=ttft]")
+    for at_s, ttft, told in ((1.0, chat, "250ms"), (2.0, None, "none yet"), (3.0, chat, "250ms")):
+        page_server.replicas = [replica(at_s, ttft=ttft)]
+        expect(tile.locator(".big")).to_have_text(told)
+    curve = tile.locator(".curve")
+    expect(curve).to_have_attribute("d", re.compile("^M[^M]+M[^M]+$"))
+    page_server.replicas = [replica(3600.0, ttft=chat)]
+    expect(curve).to_have_attribute("d", re.compile("^M[^M]+$"))
+
+
 # -- for who sees little ------------------------------------------------------------------------------------------------------------
 
 
@@ -70,7 +100,7 @@ def test_a_page_that_lost_its_server_can_be_read_as_well(tab: Page, page_server:
     tab.route("**/api/events", lambda route: route.fulfill(status=503, json={"error": {"message": "Starting.", "code": "busy"}}))
     tab.evaluate(SEEN)  # connects anew
     expect(tab.locator("#link")).to_have_text("Not connected: Starting.")
-    found = Axe().run(tab, options={"runOnly": ["color-contrast"]}).response["violations"]
+    found = Axe().run(tab, options={"runOnly": {"type": "rule", "values": ["color-contrast"]}}).response["violations"]
     assert [node["html"] for one in found for node in one["nodes"]] == []
 
 

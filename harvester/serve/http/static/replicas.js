@@ -3,7 +3,8 @@
 import { $, make, milliseconds, percent, plural, say, whole } from "./base.js";
 
 const SVG_POINTS = 120;
-const replicas = new Map(); // id -> {node, past}
+const JUMP_S = 5; // between two looks: their figures are not of one line
+const replicas = new Map(); // id -> {node, number, at_s, past}
 
 function big(tile, parts) {
   const node = tile.querySelector(".big");
@@ -11,14 +12,24 @@ function big(tile, parts) {
   node.replaceChildren(parts[0], make("span", { className: "unit", textContent: parts[1] }));
 }
 
+// A line ends where a value is missing, and begins anew behind it.
+function pieces(values) {
+  const found = [];
+  values.forEach((value, at) => {
+    if (value === null) return;
+    if (at === 0 || values[at - 1] === null) found.push([]);
+    found.at(-1).push({ value, at });
+  });
+  return found;
+}
+
 function drawLine(tile, values, top, slo) {
-  const known = values.map((value, at) => [at, value]).filter(([, value]) => value !== null);
   const y = (value) => (27 - 26 * Math.min(1, value / top)).toFixed(1);
   const x = (at) => (120 - (values.length - 1 - at) * (120 / (SVG_POINTS - 1))).toFixed(1);
-  const points = known.map(([at, value]) => `${x(at)},${y(value)}`);
-  tile.querySelector("polyline").setAttribute("points", points.join(" "));
-  const area = tile.querySelector("polygon");
-  if (area) area.setAttribute("points", points.length ? `${x(known[0][0])},28 ${points.join(" ")} ${x(known.at(-1)[0])},28` : "");
+  const draw = (name, path) => tile.querySelector(name)?.setAttribute("d", pieces(values).map(path).join(""));
+  const points = (piece) => piece.map(({ value, at }) => `${x(at)},${y(value)}`).join("L");
+  draw(".curve", (piece) => `M${points([...piece, piece.at(-1)])}`); // one value alone is a dot
+  draw(".area", (piece) => `M${x(piece[0].at)},28L${points(piece)}L${x(piece.at(-1).at)},28Z`);
   const line = tile.querySelector(".slo");
   if (!line) return;
   line.setAttribute("visibility", slo !== null && slo <= top ? "visible" : "hidden");
@@ -73,6 +84,19 @@ function drawReplica(entry, now) {
   }
 }
 
+// A replica keeps its number for as long as it is shown; the next takes the first that is free.
+function enter(now) {
+  const taken = [...replicas.values()];
+  let number = 1;
+  while (taken.some((other) => other.number === number)) number += 1;
+  const node = $("replica-template").content.firstElementChild.cloneNode(true);
+  const behind = taken.filter((other) => other.number > number).sort((one, other) => one.number - other.number);
+  $("replicas").insertBefore(node, behind[0]?.node ?? null);
+  const entry = { node, number, at_s: now.at_s, past: { ttft: [], tpot: [], harvest: [] } };
+  replicas.set(now.id, entry);
+  return entry;
+}
+
 export function showReplicas(list) {
   const box = $("replicas");
   for (const [id, entry] of replicas) {
@@ -83,15 +107,12 @@ export function showReplicas(list) {
   }
   if (!list.length) return box.replaceChildren(make("p", { className: "empty", textContent: "No replica runs yet." }));
   box.querySelector(".empty")?.remove();
-  list.forEach((now, at) => {
-    let entry = replicas.get(now.id);
-    if (!entry) {
-      entry = { node: $("replica-template").content.firstElementChild.cloneNode(true), past: { ttft: [], tpot: [], harvest: [] } };
-      replicas.set(now.id, entry);
-      box.append(entry.node);
-    }
+  for (const now of list) {
+    const entry = replicas.get(now.id) ?? enter(now);
+    if (Math.abs(now.at_s - entry.at_s) > JUMP_S) for (const values of Object.values(entry.past)) values.length = 0;
+    entry.at_s = now.at_s;
     const of = now.model ? ` of ${now.model}` : "";
-    say(entry.node.querySelector("h3"), list.length === 1 ? `Replica ${now.id}` : `Replica ${at + 1}${of}, ${now.id}`);
+    say(entry.node.querySelector("h3"), list.length === 1 ? `Replica ${now.id}` : `Replica ${entry.number}${of}, ${now.id}`);
     drawReplica(entry, now);
-  });
+  }
 }
