@@ -11,6 +11,7 @@ from harvester.engine.frontend.engine import Sizes
 from harvester.engine.frontend.overload import Overload
 from harvester.engine.shared.state import SharedState
 from harvester.errors import OverloadError
+from harvester.policy.kv.groups import Group, KvGroups
 from harvester.policy.model.load import StepLoad
 
 KV_TOKENS = 1112  # for 20 chats of 10 tokens and answers of 40
@@ -83,6 +84,20 @@ def test_a_request_that_ends_without_its_answer_says_nothing_of_how_long_one_tak
                     replica.overload.sent(1, 10)
                     raise GeneratorExit
         replica.overload.reset_awaiting()
+    with ExitStack() as others:
+        for _ in range(22):
+            replica.let_in(others)
+        with pytest.raises(OverloadError, match=r"^22 chats hold or await one of 20 places here"):
+            replica.let_in(others)
+
+
+def test_places_are_counted_by_the_blocks_that_chats_of_their_length_hold(replica: Replica) -> None:
+    """The longest requests would hold 20 times the tokens in these blocks, as where most layers have a window."""
+    sizes = Sizes(1000, 100, 16, 16, 1000, kv_tokens=20 * KV_TOKENS)
+    replica.overload = Overload(replica.shared, sizes, bound_s, lambda: replica.now_s)
+    replica.shared.tell_kv(7 * KV_TOKENS, KvGroups([Group(1), *[Group(1, 63)] * 6]).held)
+    for _ in range(8):
+        replica.answer(8.0)
     with ExitStack() as others:
         for _ in range(22):
             replica.let_in(others)

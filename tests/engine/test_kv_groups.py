@@ -7,6 +7,7 @@ import warnings
 import pytest
 
 from harvester.engine.embedded.folder import embedded_model
+from harvester.engine.shared.state import SharedState
 from harvester.policy.kv.groups import KvGroups
 
 with warnings.catch_warnings():
@@ -95,6 +96,17 @@ def test_the_blocks_that_a_request_holds_are_those_that_are_counted(window: int)
         taken = 2000 - drive.free_blocks
         if "chat" not in drive.finished:
             assert kv.held(before + tokens) <= taken <= kv.held(before) + kv.step(before, before + tokens) + 3
+
+
+@pytest.mark.parametrize("windows", [[], [1024] * 6], ids=["one", "seven"])
+def test_an_engine_with_several_groups_tells_its_front_end_the_blocks_of_a_request(windows: list[int]) -> None:
+    shared = SharedState.make()
+    try:
+        sections = {**SECTIONS, "shared_state": str(shared.path)}
+        drive = Drive(embedded_model(), HarvestScheduler, 9001, 8, BLOCK, sections, windows=windows)
+        assert shared.kv_tokens(1024) == (9000 * 1024 / drive.scheduler._kv.held(1024) if windows else None)
+    finally:
+        shared.remove()
 
 
 def with_states(drafts: int) -> Drive:

@@ -10,6 +10,7 @@ import pytest
 
 from harvester.engine.shared import state
 from harvester.engine.shared.state import SharedState
+from harvester.policy.kv.groups import Group, KvGroups
 
 pytestmark = pytest.mark.engine
 
@@ -40,6 +41,20 @@ def test_a_file_that_may_not_be_locked_yet_is_left_alone() -> None:
         unlocked.unlink(missing_ok=True)
         first.remove()
         second.remove()
+
+
+GEMMA = KvGroups([Group(16), *[Group(16, 1023, 193)] * 6])
+
+
+@pytest.mark.parametrize("tokens", [1, 160, 1256, 3000, 100_000, 3_000_000])
+def test_the_tokens_that_the_kv_holds_follow_from_the_length_of_a_request(tokens: int) -> None:
+    told = SharedState.make()
+    try:
+        assert told.kv_tokens(tokens) is None
+        told.tell_kv(9000, GEMMA.held)
+        assert told.kv_tokens(tokens) == pytest.approx(9000 * tokens / GEMMA.held(tokens), rel=0.05)
+    finally:
+        told.remove()
 
 
 def _age(*paths: Path) -> None:

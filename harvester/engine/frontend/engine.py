@@ -17,8 +17,8 @@ Top = Mapping[int, float]  # token id -> log-probability, of the likeliest token
 class Sizes:
     """Limits of an engine. ``context_tokens``: prompt plus answer; ``step_tokens``, ``max_seqs``: one step; ``vocabulary``: token ids.
 
-    ``kv_tokens``: of requests whose KV all blocks hold, at most; 0: not known. ``request_blocks``: most KV blocks that a request of
-    ``context_tokens`` holds, of all groups of layers together; None: not known.
+    ``kv_tokens``: of the longest requests whose KV all blocks hold, together; 0: not known. ``request_blocks``: most KV blocks that a
+    request of ``context_tokens`` holds, of all groups of layers together; None: not known.
     """
 
     context_tokens: int

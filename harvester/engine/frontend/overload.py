@@ -221,7 +221,9 @@ class Overload:
         """How many chats of mean length have a slot, or KV."""
         prompt_tokens = round(self._prompt_tokens) or TYPICAL_TOKENS
         answer_tokens = TYPICAL_ANSWER if self._answer_tokens is None else self._answer_tokens
-        return places(self._sizes.max_seqs, self._sizes.kv_tokens, prompt_tokens + answer_tokens)
+        tokens = prompt_tokens + answer_tokens
+        kv_tokens = self._shared.kv_tokens(tokens)  # of chats of this length; those of the longest requests hold fewer blocks a token
+        return places(self._sizes.max_seqs, self._sizes.kv_tokens if kv_tokens is None else kv_tokens, tokens)
 
     def _end_s(self) -> float:
         """Mean seconds between the ends of two answers, while all slots are taken."""

@@ -12,6 +12,7 @@ import mmap
 import os
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from enum import IntEnum
 from pathlib import Path
@@ -24,6 +25,7 @@ COEFFICIENTS = 16  # fields reserved for the latency model's
 RING = 512
 MAX_SAFEPOINTS = 4096  # in a step; leaves room for 2**41 step numbers in a float64
 DEPTH = 8  # more steps than vLLM ever has in flight
+LENGTHS = 21  # requests of 1, 2, 4 .. 2**20 tokens, for each of which the KV blocks are told
 
 
 class Field(IntEnum):
@@ -46,10 +48,12 @@ class Field(IntEnum):
     ASKED = 15  # front end: how often it asked steps to end
     PLACES = 16  # worker 0: layers at which a safepoint can stand; 0: no step can end early
     YIELD_UNTIL_S = 17  # front end: until when offline work stands still, because chat waits too long
+    KV_BLOCKS = 18  # engine core: those of all requests together; 0: `Field.HELD_BLOCKS` is not told
     MODEL = 24  # engine core: the first coefficient of the latency model
     COUNTERS = 40  # engine core: the first field of `Count`
     STEPS_S = 120  # engine core: seconds of the last `RING` steps of offline work alone, a ring
     IN_FLIGHT = STEPS_S + RING  # a ring of `DEPTH` steps, each with the fields of `StepField`
+    HELD_BLOCKS = IN_FLIGHT + 8 * DEPTH  # engine core: KV blocks that a request holds, for each of `LENGTHS`
 
 
 class StepField(IntEnum):
@@ -122,7 +126,7 @@ class Count(IntEnum):
     JOBS_S = 53  # of `HARVESTED_S`, the part of jobs by tokens: without flex chat and measurements
 
 
-SIZE = (Field.IN_FLIGHT + DEPTH * len(StepField)) * 8
+SIZE = (Field.HELD_BLOCKS + LENGTHS) * 8
 
 
 class SharedState:
@@ -171,6 +175,20 @@ class SharedState:
         """Seconds of the latest steps of offline work alone, unordered."""
         count = min(RING, int(self.count(Count.OFFLINE_STEPS)))
         return list(self._cells[Field.STEPS_S : Field.STEPS_S + count])
+
+    def tell_kv(self, blocks: int, blocks_of: Callable[[int], int]) -> None:
+        """Engine core: it has so many KV blocks. ``blocks_of``: those that a request holds, by its computed tokens."""
+        for place in range(LENGTHS):
+            self._cells[Field.HELD_BLOCKS + place] = blocks_of(1 << place)
+        self._cells[Field.KV_BLOCKS] = blocks
+
+    def kv_tokens(self, request_tokens: float) -> float | None:
+        """Front end: tokens of requests with so many each whose KV all blocks hold; None: not told. Between two lengths by a line."""
+        blocks, length = self._cells[Field.KV_BLOCKS], max(1.0, request_tokens)
+        place = min(int(length).bit_length(), LENGTHS - 1) - 1
+        less, more = self._cells[Field.HELD_BLOCKS + place], self._cells[Field.HELD_BLOCKS + place + 1]
+        held = less + (more - less) * (length / (1 << place) - 1.0)
+        return blocks * length / held if blocks else None
 
     # Steps in flight
 

@@ -98,7 +98,7 @@ def chat_choices(choices: int, slots: int) -> int:
     return min(choices, slots, max(OWN_CHOICES, slots // OWN_SLOTS))
 
 
-def places(slots: int, kv_tokens: int, request_tokens: float) -> int:
+def places(slots: int, kv_tokens: float, request_tokens: float) -> int:
     """How many chats have a slot, or KV for prompt and answer (``request_tokens`` each). Any other waits for an answer to end."""
     return max(slots, int(KV_SHARE * kv_tokens / max(1.0, request_tokens)))
 

@@ -56,6 +56,8 @@ class HarvestScheduling(Stock):
         self._checkpoints = None if planner is None else CheckpointCoordinator(planner, shared, reads.answered)
         self._profile = Profile(settings.profile, graph_sizes(config))
         blocks = reads.kv_blocks(self.kv_cache_manager.block_pool)
+        if shared is not None and not self._kv.is_one:
+            shared.tell_kv(blocks, self._kv.held)
         self._covers = planner is not None and planner.supports_checkpoints
         copying = settings.kv_policy(cpu) if self._covers else None
         policy = replace(settings.policy, keeps_slots=keeps_slots(config))
