@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import configparser
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -13,9 +14,12 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
+import httpx
 import pytest
 
 from harvester.config import ServeConfig
+from harvester.engine.launch.models import ModelChoice, choose_model, on_this_machine
+from harvester.errors import ConfigError, EngineError
 from harvester.serve.notify import notify
 from harvester.serve.supervisor import STOP_MARGIN_S
 
@@ -42,14 +46,49 @@ def test_without_systemd_nobody_is_told(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert list(tmp_path.iterdir()) == []
 
 
+def unit() -> configparser.SectionProxy:
+    """Section ``Service`` of the shipped unit, in which each key stands once."""
+    found = configparser.ConfigParser(strict=True, interpolation=None)
+    found.optionxform = str  # type: ignore[assignment,method-assign]
+    found.read(OPERATE / "harvester.service")
+    return found["Service"]
+
+
 def test_the_unit_gives_open_chats_their_time() -> None:
-    unit = configparser.ConfigParser(strict=False, interpolation=None)
-    unit.optionxform = str  # type: ignore[assignment,method-assign]
-    unit.read(OPERATE / "harvester.service")
-    service = unit["Service"]
+    service = unit()
     assert service["Type"] == "notify"
     assert service["Restart"] == "always"
     assert float(service["TimeoutStopSec"]) >= ServeConfig().drain_s + STOP_MARGIN_S
+
+
+def test_an_engine_that_the_kernel_kills_for_memory_does_not_end_the_unit() -> None:
+    assert unit()["OOMPolicy"] == "continue"  # the default is to stop all of it
+
+
+def test_the_unit_sees_the_sockets_of_a_cluster_that_it_joins() -> None:
+    assert "PrivateTmp" not in unit()  # Ray of that machine has them in /tmp/ray
+
+
+def test_the_user_of_the_unit_has_a_home_for_models() -> None:
+    service = unit()
+    home = dict(one.split("=", 1) for one in service["Environment"].split())["HOME"]
+    assert home == f"/var/cache/{service['CacheDirectory']}"
+    made = re.search(r"^# .*useradd .*--home-dir (\S+) .*?(\S+)$", (OPERATE / "harvester.service").read_text(), re.MULTILINE)
+    assert made is not None
+    assert made.groups() == (home, service["User"])
+
+
+def test_a_wrong_config_is_not_tried_again_and_a_hub_that_is_away_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    def away(*given: object, **named: object) -> None:
+        raise httpx.ConnectError("no route to host")
+
+    monkeypatch.setattr("httpx.head", away)
+    assert unit()["RestartPreventExitStatus"] == str(ConfigError.exit_code)
+    choice = ModelChoice("harvester-tests/on-no-hub", "m", None, embedded=False)
+    for look in (lambda: choose_model(choice.path, None), lambda: on_this_machine(choice)):
+        with pytest.raises(EngineError, match="hub cannot be reached") as caught:
+            look()
+        assert caught.value.exit_code not in (0, ConfigError.exit_code)
 
 
 @contextmanager

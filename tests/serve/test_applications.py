@@ -383,6 +383,7 @@ def deployed(joined: cluster.Cluster, monkeypatch: pytest.MonkeyPatch) -> list[t
     return told
 
 
+HEAD = "10.0.0.1:6379"
 MISMATCH = """Version mismatch: The cluster was started with:
     Ray: 2.49.0
     Python: 3.12.4
@@ -413,12 +414,45 @@ def test_a_cluster_that_cannot_be_joined_is_told_on_one_line(
 
     monkeypatch.setattr("ray.init", init)
     monkeypatch.setattr(joined, "_meet", lambda address: None)
+    monkeypatch.setattr(joined, "_sockets", list)
     with pytest.raises(kind, match=message) as told:
         joined.join("10.0.0.1:6379")
     assert "\n" not in str(told.value)
 
 
-HEAD = "10.0.0.1:6379"
+@pytest.mark.parametrize(
+    ("shown", "expected"),
+    [
+        (["seen"], "joined"),
+        (["hidden", "seen"], "joined"),
+        ([], "joined"),
+        (["late"], "joined"),
+        (["hidden"], "hidden, cannot be opened; run harvester serve as the user of ray start, and in the same /tmp"),
+    ],
+    ids=["seen", "one of two is seen", "no node of Ray's here", "one that only starts", "in another /tmp"],
+)
+def test_a_node_whose_sockets_are_out_of_reach_is_told_before_ray_aborts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shown: list[str], expected: str
+) -> None:
+    """Each look takes a second here; the socket of the late one is there at the third."""
+    looks: list[float] = []
+
+    def runs() -> list[Any]:
+        looks.append(1.0)
+        if len(looks) == 3:
+            (tmp_path / "late").touch()
+        return [SimpleNamespace(cmdline=lambda path=tmp_path / name: ["raylet", f"--raylet_socket_name={path}"]) for name in shown]
+
+    def init(**given: Any) -> None:
+        raise RuntimeError("joined")
+
+    (tmp_path / "seen").touch()
+    monkeypatch.setattr("ray.init", init)
+    monkeypatch.setattr("psutil.process_iter", runs)
+    monkeypatch.setattr(joined, "_meet", lambda address: None)
+    monkeypatch.setattr(joined, "time", SimpleNamespace(monotonic=lambda: sum(looks), sleep=lambda seconds: None))
+    with pytest.raises((RuntimeError, EngineError), match=expected):
+        joined.join(HEAD)
 
 
 @pytest.mark.parametrize(

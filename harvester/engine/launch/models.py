@@ -13,7 +13,7 @@ from connectors.processes.pickled import across_versions
 from harvester.config import ServeConfig
 from harvester.engine.embedded import EMBEDDED_NAME, EMBEDDED_NOTE, embedded_model
 from harvester.engine.launch.adapters import placed
-from harvester.errors import ConfigError
+from harvester.errors import ConfigError, EngineError
 
 HUB_WAIT_S = 10.0
 
@@ -30,7 +30,8 @@ class ModelChoice:
 def choose_model(model: str | None, served_name: str | None, *, elsewhere: bool = False) -> ModelChoice:
     """Resolve ``ServeConfig.model``. Raises `ConfigError` for a folder without a model or an id the hub does not have.
 
-    ``elsewhere``: other machines load the model and check it (`on_this_machine`); here it need not exist.
+    ``elsewhere``: other machines load the model and check it (`on_this_machine`); here it need not exist. Raises `EngineError` where the
+    hub cannot be reached.
     """
     if model is None:
         return ModelChoice(str(embedded_model()), served_name or EMBEDDED_NAME, EMBEDDED_NOTE, embedded=True)
@@ -66,18 +67,23 @@ def settled(config: ServeConfig, first: str) -> tuple[ServeConfig, dict[str, Mod
 
 
 def on_this_machine(choice: ModelChoice) -> ModelChoice:
-    """The model, checked on the machine that is to load it. Raises `ConfigError`, with the machine's name, if it is not there."""
+    """The model, checked on the machine that is to load it. Raises `ConfigError`, with the machine's name, if it is not there, and
+    `EngineError` likewise where the hub cannot be reached.
+    """
     if choice.embedded:
         return replace(choice, path=str(embedded_model()))
     try:
         choose_model(choice.path, choice.name)
-    except ConfigError as error:
-        raise ConfigError(f"on {socket.gethostname()}: {error.message}") from error
+    except (ConfigError, EngineError) as error:
+        raise type(error)(f"on {socket.gethostname()}: {error.message}") from error
     return choice
 
 
 def _check_hub(model: str) -> None:
-    """Find the model's config.json in the local cache, or ask the hub for it once: vLLM itself would try for minutes."""
+    """Find the model's config.json in the local cache, or ask the hub for it once: vLLM itself would try for minutes.
+
+    Raises `ConfigError` for an id that the hub does not have, `EngineError` if it cannot be reached: another try may help then.
+    """
     from huggingface_hub import constants, get_token, try_to_load_from_cache
 
     if isinstance(try_to_load_from_cache(model, "config.json"), str):
@@ -88,7 +94,7 @@ def _check_hub(model: str) -> None:
     try:
         answer = httpx.head(url, headers=headers, timeout=HUB_WAIT_S, follow_redirects=True)
     except httpx.HTTPError as error:
-        raise ConfigError(
+        raise EngineError(
             f"model {model} is not in the local cache and the Hugging Face hub cannot be reached; download it first, or give a folder"
         ) from error
     if answer.status_code in (401, 403, 404):

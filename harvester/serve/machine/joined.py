@@ -11,6 +11,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Literal
 
+import psutil
 import ray
 from ray.util import list_named_actors
 
@@ -29,15 +30,20 @@ HEAD_S = 10.0  # for the head to accept a connection: Ray itself would wait for 
 START_S = 120.0  # for the head of a server that starts with it, as beside a head of KubeRay's
 ANSWER_S = 2.0
 LOOK_S = 0.2
+_SOCKET = "--raylet_socket_name="  # argument of a Ray node's raylet
 _VERSIONS = re.compile(r"Ray: (\S+)\s+Python: (\S+)")
 _for_life = ExitStack()
 
 
 def join(address: str, **options: Any) -> None:
-    """Connect to the cluster with Ray's ``options``. Raises `EngineError` if none answers there, or one of other versions."""
+    """Connect to the cluster with Ray's ``options``. Raises `EngineError` if none answers there, or one of other versions.
+
+    Raises it too where the sockets of this machine's node are out of reach: Ray itself would end the process without a word.
+    """
     try:
         if address != "auto":
             _meet(address)
+        _check_sockets()
         with patient_children():
             ray.init(address=address, **options)
     except ConnectionError as error:
@@ -75,6 +81,32 @@ def _meet(address: str) -> None:
         if time.monotonic() > end_s:
             raise ConnectionError(str(fault)) from fault
         time.sleep(LOOK_S)
+
+
+def _check_sockets() -> None:
+    """Wait until a socket of a Ray node that runs here, if one does, can be opened. Raises `EngineError` after `HEAD_S`."""
+    end_s = time.monotonic() + HEAD_S
+    while (hidden := _hidden_socket()) is not None:
+        if time.monotonic() > end_s:
+            raise EngineError(
+                f"the socket of this machine's Ray node, {hidden}, cannot be opened; run harvester serve as the user of ray start, "
+                "and in the same /tmp: a systemd unit must not have PrivateTmp"
+            )
+        time.sleep(LOOK_S)
+
+
+def _hidden_socket() -> str | None:
+    """A socket of a Ray node that runs here, where this process can open none; None where it can, or none runs."""
+    found = _sockets()
+    return None if any(os.access(path, os.W_OK) for path in found) else next(iter(found), None)
+
+
+def _sockets() -> list[str]:
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, OSError):
+            found += [word.removeprefix(_SOCKET) for word in process.cmdline() if word.startswith(_SOCKET)]
+    return found
 
 
 def _fault(address: str, timeout_s: float) -> OSError | None:
