@@ -192,13 +192,24 @@ async def test_a_replica_that_leaves_is_not_counted_beside_its_successor(server:
     assert summed(await server.scrape(), "harvester_steps_total") == 10
 
 
-async def test_without_replicas_or_ledger_a_scrape_still_says_so(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    def gone() -> None:
-        raise StorageError("the ledger does not answer")
+async def refused(ended: int) -> None:
+    raise StorageError("cannot open the ledger: its database is away")
 
-    monkeypatch.setattr(server.ledger, "jobs", gone)
+
+async def silent(ended: int) -> None:
+    await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("away", [refused, silent])
+async def test_without_replicas_or_ledger_a_scrape_still_says_so(server: Server, monkeypatch: pytest.MonkeyPatch, away: Any) -> None:
+    server.ledger.submit(scripted_plan("a", 8, 4), new=True)
+    samples = await server.scrape()
+    assert (summed(samples, "harvester_ledger_up"), summed(samples, "harvester_jobs")) == (1, 1)
+    monkeypatch.setattr(server.fleet.ledger, "now", away)
+    monkeypatch.setattr("harvester.serve.http.metrics_api.LOOK_WAIT_S", 0.0)
     samples = await server.scrape()
     assert summed(samples, "harvester_replicas") == 0
+    assert [value for (name, _), value in samples.items() if name == "harvester_ledger_up"] == [0]
     assert not any(name.startswith("harvester_job") for name, _ in samples)
 
 
@@ -275,6 +286,16 @@ def test_every_label_that_is_asked_for_is_one_that_the_metric_has() -> None:
     }
     assert asked | grouped <= has
     assert {"tier", "class", "model", "replica"} <= asked | grouped
+
+
+def test_a_replica_is_told_apart_by_its_model_too() -> None:
+    """Each model numbers its own replicas from 0."""
+    groups = [set(re.split(r"\W+", names)) for text in expressions().values() for names in re.findall(r"by \(([^)]*)\)", text)]
+    assert any("replica" in names for names in groups)
+    assert [names for names in groups if "replica" in names and "model" not in names] == []
+    board = json.loads((MONITORING / "dashboard.json").read_text())
+    legends = [target["legendFormat"] for panel in board["panels"] for target in panel.get("targets", ())]
+    assert [legend for legend in legends if "{{replica}}" in legend and "{{model}}" not in legend] == []
 
 
 def test_the_panels_of_the_dashboard_do_not_overlap_and_each_has_a_unit_and_a_legend() -> None:
@@ -379,7 +400,7 @@ async def test_a_real_prometheus_scrapes_the_metrics_and_its_alerts_are_about_th
             assert await value("sum(harvester_steps_total)") == {"": 10.0}
             assert await value("sum by (replica) (harvester_steps_total)") == {"0": 5.0, "1": 5.0}
             rules = (await http.get("/api/v1/rules")).json()["data"]["groups"][0]["rules"]
-            assert len(rules) == 10
+            assert len(rules) == 11
             while not await value('ALERTS{alertname="HarvesterReplicasMissing"}'):  # two of three answer
                 pass
             assert not await value('ALERTS{alertname="HarvesterUnreachable"}')

@@ -125,7 +125,7 @@ def metric_families() -> Iterable[Metric]:
     from harvester.engine.shared.state import SharedState
     from harvester.serve.access.meter import Meter
     from harvester.serve.access.quota import Quotas
-    from harvester.serve.http.metrics_api import job_metrics, replica_metrics
+    from harvester.serve.http.metrics_api import job_metrics, ledger_metric, replica_metrics
 
     registry = CollectorRegistry()
     ClassMetrics(registry)
@@ -134,6 +134,7 @@ def metric_families() -> Iterable[Metric]:
         *registry.collect(),
         *SharedStateMetrics(SharedState.make()).collect(),
         *job_metrics(JobsNow([], {}, 0), {}, 0.0),
+        ledger_metric(is_up=True),
         *replica_metrics([], {"": 0}, ""),
     ]
 

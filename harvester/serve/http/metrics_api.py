@@ -162,6 +162,12 @@ def _counters(models: Sequence[str], counts: Mapping[str, Mapping[str, int]]) ->
         yield family
 
 
+def ledger_metric(*, is_up: bool) -> Metric:
+    """Shown in every scrape: while the ledger is away there are no metrics of jobs."""
+    told = "Whether the ledger answers: 0 while it does not, or its store cannot be opened."
+    return GaugeMetricFamily("harvester_ledger_up", told, value=float(is_up))
+
+
 def is_at_risk(view: JobView, now_s: float) -> bool:
     """Whether the late end of the forecast, now plus ``eta_high_s``, is after the deadline; without a forecast, what the ledger says."""
     if view.deadline_at_s is None or view.eta_high_s is None:
@@ -219,6 +225,7 @@ async def _replicas(fleet: Fleet) -> list[dict[str, Any]]:
 async def _jobs(fleet: Fleet) -> list[Metric]:
     try:
         async with asyncio.timeout(LOOK_WAIT_S):
-            return job_metrics(await fleet.ledger.now(0), await fleet.ledger.counts(), time.time())
+            found = job_metrics(await fleet.ledger.now(0), await fleet.ledger.counts(), time.time())
     except (TimeoutError, HarvesterError):
-        return []
+        return [ledger_metric(is_up=False)]
+    return [ledger_metric(is_up=True), *found]
