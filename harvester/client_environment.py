@@ -1,9 +1,11 @@
-"""Environment variables of clients, with their defaults: server URL, API key and state folder."""
+"""Environment variables of clients, with their defaults: server URL, API key and state folder; and what their values may be."""
 
 from __future__ import annotations
 
+import ipaddress
 import os
 from pathlib import Path
+from urllib.parse import urlsplit
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 
@@ -24,3 +26,17 @@ def default_api_key() -> str | None:
 
 def default_url() -> str:
     return (os.environ.get("HARVESTER_URL") or DEFAULT_URL).rstrip("/")
+
+
+def is_key(key: str) -> bool:
+    """Whether it can be an API key: an HTTP header takes it as it is."""
+    return key.isascii() and key.isprintable()
+
+
+def is_here(url: str) -> bool:
+    """Whether ``url`` is one of this machine, by a loopback address. No proxy of the environment leads there."""
+    try:
+        host = urlsplit(url).hostname or ""
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -123,6 +123,10 @@ class JobRequest(Frozen):
     )
     new: bool = Field(default=False, description="Make a new job even if the same one exists.")
 
+    def at(self, uri: str) -> JobRequest:
+        """The request over the same table at another address."""
+        return self.model_copy(update={"source": self.source.model_copy(update={"uri": uri})})
+
     @model_validator(mode="after")
     def _check(self) -> JobRequest:
         try:

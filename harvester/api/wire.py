@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import monotonic, sleep
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx
 
 from harvester.api.errors import HarvesterError, RefusedError, UnreachableError, error_of
 from harvester.api.flow import Ask, Flow, HttpAnswer, Pause, Step, T, Work, drive, drive_async
-from harvester.client_environment import DEFAULT_URL, default_api_key, default_url
+from harvester.client_environment import DEFAULT_URL, default_api_key, default_url, is_here, is_key
 
 CONNECT_S = 3.0
 ANSWER_S = 60.0
@@ -23,13 +21,19 @@ SUBMIT_S = 7200.0
 
 
 class Address:
-    """A server and the key for it. ``url`` None: HARVESTER_URL, else this machine's port 8000; ``api_key`` None: HARVESTER_API_KEY."""
+    """A server and the key for it. ``url`` None: HARVESTER_URL, else this machine's port 8000; ``api_key`` None: HARVESTER_API_KEY.
+
+    Raises `RefusedError` for what is no URL, or can be no key.
+    """
 
     def __init__(self, url: str | None, api_key: str | None) -> None:
         self.url = url.rstrip("/") if url else default_url()
         self._key = api_key or default_api_key()
         if not self.url.startswith(("http://", "https://")):
             raise RefusedError(f"{self.url!r} is not a URL; use one like {DEFAULT_URL}", "usage")
+        if self._key is not None and not is_key(self._key):
+            named = "api_key" if api_key else "HARVESTER_API_KEY"
+            raise RefusedError(f"{named} contains characters that no API key has; give one of the server's API keys", "usage")
 
     def options(self) -> dict[str, Any]:
         """Arguments for `httpx.Client` and `httpx.AsyncClient`."""
@@ -37,7 +41,7 @@ class Address:
             "base_url": self.url,
             "headers": {"authorization": f"Bearer {self._key}"} if self._key else {},
             "timeout": httpx.Timeout(ANSWER_S, connect=CONNECT_S),
-            "trust_env": not _is_loopback(self.url),  # no proxy of the environment for a server on this machine
+            "trust_env": not is_here(self.url),  # no proxy of the environment for a server on this machine
         }
 
     @contextmanager
@@ -134,11 +138,3 @@ def _answer(answer: httpx.Response, took_s: float = 0.0) -> HttpAnswer:
         body = {"message": told}
     after = answer.headers.get("retry-after", "")
     return HttpAnswer(answer.status_code, body, float(after) if after.isdecimal() else None, took_s)
-
-
-def _is_loopback(url: str) -> bool:
-    try:
-        host = urlsplit(url).hostname or ""
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

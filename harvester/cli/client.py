@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import ipaddress
 import json
 import time
 from collections.abc import Iterator, Sequence
@@ -11,17 +10,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
-from urllib.parse import urlsplit
 
 import httpx
 from pydantic import Field, ValidationError
 
 from harvester.api.wire import SUBMIT_S
-from harvester.client_environment import default_api_key
+from harvester.client_environment import default_api_key, is_here, is_key
 from harvester.errors import HarvesterError, KeyRefusedError, NoReplicaError, NotFoundError, UnreachableError, UsageError, from_json
 from jobs.access.handle import HEADER, read_key, signed
 from jobs.config import PriceConfig
 from jobs.spec import JobChange, JobRequest, JobView
+from jobs.states import ENDED
 from jobs.storage.folder import StateFolder
 from jobs.tasks.abilities import Abilities
 
@@ -66,7 +65,7 @@ class Client:
                 headers=_authorization(),
                 timeout=httpx.Timeout(READ_S, connect=CONNECT_S),
                 transport=transport,
-                trust_env=not _is_loopback(self.url),  # proxies from the environment do not apply to this machine
+                trust_env=not is_here(self.url),  # proxies from the environment do not apply to this machine
             )
         except (httpx.InvalidURL, ValueError) as error:
             raise UsageError(f"{url!r} is not a URL: {error}; use one like http://127.0.0.1:8000") from error
@@ -122,9 +121,11 @@ class Client:
         except NotFoundError:
             return None
 
-    def jobs(self) -> list[JobView]:
-        """All jobs, newest first."""
-        return self.newest(None)[0]
+    def active(self) -> list[JobView]:
+        """The jobs that have not ended, newest first."""
+        found = self._json("GET", "/api/jobs", params={"active": True})
+        views = [self._view(job) for job in found["jobs"]]
+        return [view for view in views if view.state not in ENDED]  # a server of before sends all
 
     def newest(self, limit: int | None) -> tuple[list[JobView], int]:
         """The newest ``limit`` jobs, newest first, and how many older ones there are. None: all."""
@@ -238,17 +239,9 @@ def _lines(pieces: Iterator[bytes]) -> Iterator[str]:
 
 def _authorization() -> dict[str, str]:
     key = default_api_key()
-    if key is not None and not (key.isascii() and key.isprintable()):
+    if key is not None and not is_key(key):
         raise UsageError("HARVESTER_API_KEY contains characters that no API key has; set it to one of the server's API keys")
     return {} if key is None else {"authorization": f"Bearer {key}"}
-
-
-def _is_loopback(url: str) -> bool:
-    try:
-        host = urlsplit(url).hostname or ""
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _segment(job_id: str) -> str:

@@ -72,15 +72,12 @@ class JobPlanner:
         """
         check_deadline(request.deadline_at_s, time.time())  # before a source is copied
         self.folder.check_free(self._harvest.min_free_bytes)
-        check_served(request.model or self._model, self._models)
         rules = uploaded or (None if is_user else self._rules)
-        uri, kept = kept_apart(request.source.uri, self._named_secrets)
-        request = request.model_copy(update={"source": request.source.model_copy(update={"uri": uri})})
+        request, address, kept = self._addressed(request)
         staging = self.folder.jobs / f".staging-{secrets.token_hex(6)}"
         try:
             if kept:
                 write_secrets(staging, kept)
-            address = fill_in(uri, {name: looked_up(name, one) for name, one in kept.items()})
             plan = self._planned(request, address, staging, limits, rules=rules, owner=owner, able=able)
             check_job(plan.spec.task.most_tokens, plan.spec.task.json_schema or plan.spec.task.labels, plan.spec.rows_total, limits)
             _check_room(plan.spec.task, plan.spec.model, able.context_tokens)
@@ -90,6 +87,15 @@ class JobPlanner:
             return plan
         finally:
             shutil.rmtree(staging, ignore_errors=True)
+
+    def _addressed(self, request: JobRequest) -> tuple[JobRequest, str, dict[str, str | SecretConfig]]:
+        """The request without credentials, the address of its source with them, and each by name.
+
+        Raises `UsageError`, also for a model that is not served.
+        """
+        check_served(request.model or self._model, self._models)
+        uri, kept = kept_apart(request.source.uri, self._named_secrets)
+        return request.at(uri), fill_in(uri, {name: looked_up(name, one) for name, one in kept.items()}), kept
 
     def _send(self, plan: JobPlan) -> None:
         try:
@@ -125,11 +131,8 @@ class JobPlanner:
         self, request: JobRequest, known: Known, limits: Limits | None = None, uploaded: SourceRules | None = None
     ) -> dict[str, Any]:
         """Estimate what the job of a client's request would take. Keeps nothing. Raises what `plan` raises."""
-        check_served(request.model or self._model, self._models)
-        uri, kept = kept_apart(request.source.uri, self._named_secrets)
-        uri = fill_in(uri, {name: looked_up(name, one) for name, one in kept.items()})
-        request = request.model_copy(update={"source": request.source.model_copy(update={"uri": uri})})
-        found = estimate(request, known, uploaded or self._rules, None if limits is None else limits.max_copied_bytes)
+        request, address, _ = self._addressed(request)
+        found = estimate(request.at(address), known, uploaded or self._rules, None if limits is None else limits.max_copied_bytes)
         return {**found, "notes": [*found["notes"], *self._noted(request)]}
 
     def _token(self, name: str) -> str:

@@ -40,14 +40,14 @@ def client_of(server: Closing) -> Client:
 def test_a_question_is_asked_again_when_its_connection_was_closed_under_it() -> None:
     server = Closing(1)
     with client_of(server) as client:
-        assert client.jobs() == []
+        assert client.newest(1) == ([], 0)
     assert server.asked == ["GET", "GET"]
 
 
 def test_a_server_that_closes_every_connection_is_out_of_reach() -> None:
     server = Closing(2)
     with client_of(server) as client, pytest.raises(UnreachableError, match="check that the server runs"):
-        client.jobs()
+        client.newest(1)
     assert server.asked == ["GET", "GET"]
 
 
@@ -65,7 +65,7 @@ def test_an_answer_that_came_damaged_is_told_in_one_line() -> None:
         return httpx.Response(200, headers={"content-encoding": "gzip"}, stream=httpx.ByteStream(b"[]"))
 
     with Client("http://127.0.0.1:8000", httpx.MockTransport(answer)) as client, pytest.raises(UnreachableError, match="came damaged"):
-        client.jobs()
+        client.newest(1)
 
 
 def test_a_submission_is_signed_with_the_key_of_the_servers_state_folder(tmp_path: Path) -> None:

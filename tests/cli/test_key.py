@@ -24,7 +24,7 @@ def test_the_key_of_the_environment_goes_with_every_request(monkeypatch: pytest.
         return httpx.Response(200, json={"jobs": [], "count": 1})
 
     with Client("http://127.0.0.1:8000", httpx.MockTransport(answer)) as client:
-        client.jobs()
+        client.newest(1)
         client.count_tokens("m", [])
         with client.stream("/v1/chat/completions", {}) as lines:
             list(lines)

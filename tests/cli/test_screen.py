@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 from rich.cells import cell_len
 
-from harvester.cli.job.submit.text import job_lines, job_table, progress_line
+from harvester.cli.job.text import job_lines, job_table, progress_line
 from harvester.cli.job.viewed import few_columns, summary, viewed
 from harvester.cli.table import clip, fitted, markdown_table, text_table
 from jobs.forecast.duration import seconds_of

@@ -10,7 +10,7 @@ import pytest
 from harvester.api.flow import PATIENCE_S
 from harvester.cli.client import Client
 from harvester.cli.job.progress import updates
-from harvester.cli.job.submit.text import duration, share_done
+from harvester.cli.job.text import duration, share_done
 from harvester.errors import StateError, UnreachableError
 from jobs.testing import ManualClock
 from tests.fakes.http_server import job_view
@@ -95,6 +95,18 @@ def test_watch_json_prints_a_line_only_when_something_changed(cli, server):
     server.views = [one, one, one, two, two, job_view()]
     lines = [json.loads(line) for line in cli("watch", "--json").stdout.splitlines()]
     assert [line["rows_ok"] for line in lines] == [1, 2, 4]
+
+
+@pytest.mark.parametrize("is_before", [False, True], ids=["a server", "one of before, which sends all"])
+def test_watch_without_a_job_asks_for_those_that_have_not_ended_alone(cli, server, is_before):
+    running, over = job_view(id="docs-1111", state="running"), job_view(id="docs-2222")
+    found = [over, running] if is_before else [running]
+    server.answers["/api/jobs?active=true"] = (200, {"jobs": [view.model_dump(mode="json") for view in found]})
+    server.views = [running, over.model_copy(update={"id": "docs-1111"})]
+    assert cli("watch").exit_code == 0
+    listings = [path for method, path, _ in server.asked if path.partition("?")[0] == "/api/jobs"]
+    assert listings == ["/api/jobs?active=true"]
+    assert {path for _, path, _ in server.asked if path.startswith("/api/jobs/")} == {"/api/jobs/docs-1111"}
 
 
 class Away(Client):

@@ -172,6 +172,16 @@ async def test_the_newest_jobs_are_the_askers_and_its_older_ones_are_counted(hou
     assert (refused.status_code, "limit" in refused.json()["error"]["message"]) == (400, True)
 
 
+async def test_the_active_jobs_are_the_askers_that_have_not_ended_however_old(house: House) -> None:
+    oldest, ended, newest = [(await house.submit("ann", new=True)).json()["job"]["id"] for _ in range(3)]
+    bobs = await job_of(house, "bob")
+    await house.ask("ann", "POST", f"/api/jobs/{ended}/cancel")
+    await house.ask("ann", "POST", f"/api/jobs/{oldest}/pause")
+    listed = {who: (await house.ask(who, "GET", "/api/jobs?active=true&limit=1")).json()["jobs"] for who in ("ann", "bob", "boss")}
+    found = {who: {view["id"] for view in views} for who, views in listed.items()}
+    assert found == {"ann": {oldest, newest}, "bob": {bobs}, "boss": {oldest, newest, bobs}}
+
+
 async def test_sql_and_the_ledgers_tables_show_what_is_the_askers(house: House) -> None:
     anns, bobs = await job_of(house, "ann"), await job_of(house, "bob")
     for who, seen in (("ann", {anns}), ("bob", {bobs}), ("boss", {anns, bobs})):

@@ -18,10 +18,10 @@ from harvester.cli.job.progress import failure, follow, show, updates
 from harvester.cli.job.results import checked_file, ending, written
 from harvester.cli.job.submit import options
 from harvester.cli.job.submit.dryrun import print_estimate
-from harvester.cli.job.submit.reading import is_elsewhere
 from harvester.cli.job.submit.sending import brought
 from harvester.cli.job.submit.stdin import Given, check_text_form, given_source
-from harvester.cli.job.submit.text import job_lines
+from harvester.cli.job.text import job_lines
+from harvester.cli.job.wired import is_elsewhere
 from harvester.cli.request import build_request, read_schema, read_template_kwargs, read_thinking, task_options
 from harvester.cli.server.local import serving
 from harvester.cli.slow import said_if_slow

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from harvester.api.flow import PATIENCE_S
 from harvester.cli.client import Client
-from harvester.cli.job.submit.text import progress_line, rows_done, share_done
+from harvester.cli.job.text import progress_line, rows_done, share_done
 from harvester.errors import NoReplicaError, UnreachableError
 from jobs.spec import JobView
 from jobs.states import ENDED, JobState

@@ -14,9 +14,10 @@ from harvester.cli.invocation import Invocation, command
 from harvester.cli.job.export import Format, format_of, head, replacing, write
 from harvester.cli.job.into import IntoOption, checked_target, copying, written_line
 from harvester.cli.job.progress import show, updates
+from harvester.cli.job.reading import Reading, RowStream, reading, results_query
 from harvester.cli.job.status import SomeJobArgument, all_views, pick
-from harvester.cli.job.submit.reading import Reading, RowStream, is_elsewhere, reading, results_query
 from harvester.cli.job.viewed import ANSWERS, VIEW_ROWS, summary, viewed
+from harvester.cli.job.wired import is_elsewhere
 from harvester.cli.slow import said_if_slow
 from harvester.cli.table import Screen, screen_columns, text_table
 from harvester.errors import HarvesterError, UsageError

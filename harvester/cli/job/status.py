@@ -15,7 +15,7 @@ from harvester.cli.invocation import Invocation, command
 from harvester.cli.job.deadline import parse_deadline
 from harvester.cli.job.progress import Views, event_of, failure, updates
 from harvester.cli.job.progress import show as show_progress
-from harvester.cli.job.submit.text import NO_SERVER, job_lines, job_table
+from harvester.cli.job.text import NO_SERVER, job_lines, job_table
 from harvester.cli.table import visible
 from harvester.errors import HarvesterError, NotFoundError, StorageError, UnreachableError
 from jobs.spec import JobChange, JobView
@@ -96,7 +96,7 @@ def watch(
     """
     client, _ = here.reach()
     with client:
-        asked = jobs or [view.id for view in client.jobs() if view.state not in ENDED] or ["latest"]
+        asked = jobs or [view.id for view in client.active()] or ["latest"]
         changes = updates(client, asked)
         if here.json:
             ended = _print_events(here, changes)

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from harvester.cli.client import Client, ServerInfo
 from harvester.cli.invocation import Invocation
-from harvester.cli.job.submit.text import duration
+from harvester.cli.job.text import duration
 from harvester.cli.table import visible
 from harvester.errors import HarvesterError
 from jobs.engine import Message
@@ -22,6 +22,8 @@ from jobs.ledger.store.place import read_ledger
 from jobs.plan.estimate import CHARS_PER_TOKEN, Known, estimate
 from jobs.spec import JobRequest, JobSpec
 from jobs.tasks.abilities import UNKNOWN, check_served
+
+NEWEST = 100  # jobs that are looked at for a rate
 
 
 def print_estimate(here: Invocation, request: JobRequest) -> None:
@@ -70,8 +72,9 @@ def _of_server(client: Client, info: ServerInfo, asked: str | None) -> Known:
 
 
 def _newest_rate(client: Client, model: str) -> list[Span]:
-    """Rate of the newest job that has one; for a state folder without harvest hours."""
-    rates = [view.offline_tokens_per_s for view in client.jobs() if view.offline_tokens_per_s and view.model == model]
+    """Rate of the newest job that has one, of the last `NEWEST`; for a state folder without harvest hours."""
+    views, _ = client.newest(NEWEST)
+    rates = [view.offline_tokens_per_s for view in views if view.offline_tokens_per_s and view.model == model]
     return [Span(1.0, rates[0])] if rates else []
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from connectors.open import is_attached
 from connectors.targets.target import is_table
 from harvester.cli.client import Client
-from harvester.cli.job.submit.reading import uploaded
+from harvester.cli.job.wired import uploaded
 from harvester.errors import UsageError
 from jobs.spec import JobRequest
 

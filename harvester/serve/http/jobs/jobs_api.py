@@ -24,7 +24,7 @@ from harvester.serve.http.asleep import Wake, add_asleep
 from harvester.serve.http.contract import describe, refusal
 from harvester.serve.http.disconnects import despite_disconnect
 from harvester.serve.http.harvested_api import add_harvested
-from harvester.serve.http.jobs.owned import own_job, own_jobs, own_table
+from harvester.serve.http.jobs.owned import own_active, own_job, own_jobs, own_table
 from harvester.serve.http.jobs.plan_api import add_plan
 from harvester.serve.http.jobs.planning import Planning
 from harvester.serve.http.jobs.removal import removed
@@ -41,6 +41,7 @@ from harvester.serve.http.seen_api import add_seen
 from harvester.serve.http.sql_api import add_sql
 from harvester.serve.openai.errors import answer_of, error_answer
 from harvester.serve.openai.objects import OpenAiRefusal
+from jobs.ledger.counts import JobsNow
 from jobs.plan.job import check_deadline
 from jobs.plan.planner import JobPlanner
 from jobs.spec import JobChange, JobPlan, JobView
@@ -59,6 +60,7 @@ class JobsLedger(Protocol):
     async def submit(self, plan: JobPlan, *, new: bool) -> tuple[JobView, bool]: ...
     async def jobs(self) -> list[JobView]: ...
     async def newest(self, owner: str | None, count: int | None) -> tuple[list[JobView], int]: ...
+    async def now(self, ended: int) -> JobsNow: ...
     async def show(self, job_id: str) -> JobView: ...
     async def change(self, job_id: str, verb: str) -> JobView: ...
     async def adjust(self, job_id: str, change: JobChange) -> JobView: ...
@@ -203,7 +205,13 @@ def _add_server(app: FastAPI, server_info: ServerInfo, profile: Profile | None, 
 
 def _add_jobs(app: FastAPI, ledger: JobsLedger, planner: JobPlanner) -> None:
     @app.get("/jobs")
-    async def jobs(who: Who, limit: Annotated[int | None, Query(ge=1, description="Of the newest jobs; all if not given.")] = None) -> Jobs:
+    async def jobs(
+        who: Who,
+        limit: Annotated[int | None, Query(ge=1, description="Of the newest jobs; all if not given.")] = None,
+        active: Annotated[bool, Query(description="Only jobs that have not ended, whatever `limit`.")] = False,
+    ) -> Jobs:
+        if active:
+            return Jobs(jobs=await own_active(ledger, who))
         views, older = await own_jobs(ledger, who, limit)
         return Jobs(jobs=views, older=older)
 

@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 
 from harvester.errors import NotFoundError
 from harvester.serve.access.identity import Identity
+from jobs.ledger.counts import JobsNow
 from jobs.spec import JobView
 
 LATEST = "latest"
@@ -21,6 +22,10 @@ class LedgerJobs(Protocol):
     async def jobs(self) -> list[JobView]: ...
     async def newest(self, owner: str | None, count: int | None) -> tuple[list[JobView], int]: ...
     async def show(self, job_id: str) -> JobView: ...
+
+
+class LedgerNow(Protocol):
+    async def now(self, ended: int) -> JobsNow: ...
 
 
 class LedgerTables(Protocol):
@@ -73,6 +78,12 @@ async def own_jobs(ledger: LedgerJobs, who: Identity, count: int | None) -> tupl
     if who.is_admin:
         return await ledger.newest(None, count)
     return await ledger.newest(who.name, count) if who.name is not None else ([], 0)
+
+
+async def own_active(ledger: LedgerNow, who: Identity) -> list[JobView]:
+    """The caller's jobs that have not ended, newest first."""
+    found = await ledger.now(0)
+    return [view for view in found.views if who.owns(view.owner)]
 
 
 async def own_table(ledger: LedgerTables, name: str, who: Identity) -> pa.Table:

@@ -14,7 +14,7 @@ from harvester.errors import NoReplicaError
 from harvester.serve.access.who import Who
 from harvester.serve.http.jobs.owned import LedgerTables
 from harvester.serve.http.jobs.planning import Planning
-from harvester.serve.http.jobs.uploads_api import SCHEME, Uploads
+from harvester.serve.http.jobs.uploads_api import Uploads
 from jobs.config import PriceConfig
 from jobs.forecast.lengths import Lengths
 from jobs.ledger.history import recent_spans, task_key
@@ -22,7 +22,6 @@ from jobs.plan.estimate import Known
 from jobs.plan.planner import JobPlanner
 from jobs.spec import JobRequest, JobSpec
 from jobs.tasks.abilities import Abilities, abilities_of
-from jobs.threads import with_storage
 
 
 def told_abilities(info: dict[str, Any], model: str | None) -> Abilities:
@@ -59,8 +58,6 @@ def add_plan(
     @app.post("/plan")
     async def plan(request: JobRequest, who: Who) -> dict[str, Any]:
         """What a job would be: rows, tokens, time and price. Nothing is computed or kept."""
-        known, rules = await _known(ledger, await server_info(), request.model), None
-        if request.source.uri.startswith(SCHEME):
-            uri, rules = await with_storage(uploads.opened, request.source.uri, who)
-            request = request.model_copy(update={"source": request.source.model_copy(update={"uri": uri})})
+        known = await _known(ledger, await server_info(), request.model)
+        request, rules = await uploads.resolved(request, who)
         return await planning.run(who.counted_as, partial(planner.estimate, request, known, who.limits, rules))

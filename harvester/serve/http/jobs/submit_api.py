@@ -16,7 +16,7 @@ from harvester.serve.http.contract import refusal
 from harvester.serve.http.disconnects import despite_disconnect
 from harvester.serve.http.jobs.plan_api import told_abilities
 from harvester.serve.http.jobs.planning import Planning
-from harvester.serve.http.jobs.uploads_api import SCHEME, Uploads
+from harvester.serve.http.jobs.uploads_api import Uploads
 from harvester.serve.http.seen_api import is_user_of
 from harvester.serve.openai.objects import OpenAiRefusal
 from jobs.plan.planner import JobPlanner
@@ -56,10 +56,7 @@ def add_submit(
         info = await server_info()
         able = told_abilities(info, request.model)
         is_user = await is_user_of(sent, planner.folder)
-        rules = None
-        if request.source.uri.startswith(SCHEME):
-            uri, rules = await with_storage(uploads.opened, request.source.uri, who)
-            request = request.model_copy(update={"source": request.source.model_copy(update={"uri": uri})})
+        request, rules = await uploads.resolved(request, who)
         work = partial(planner.plan, request, able, who.name, who.limits, is_user=is_user and rules is None, uploaded=rules)
         plan, is_new = _once(await planning.run(who.counted_as, work, planner.forget), request.new, sent.headers.get(ONCE))
         submitted = await despite_disconnect(_entered(ledger, planner, plan, is_new=is_new))

@@ -23,6 +23,7 @@ from harvester.serve.access.who import Who
 from harvester.serve.http.jobs.intake import Intake, Receipt, size_of
 from harvester.serve.http.jobs.owned import LedgerJobs
 from jobs.batches.files import FileStore
+from jobs.spec import JobRequest
 from jobs.states import ENDED
 from jobs.storage.folder import StateFolder
 from jobs.threads import with_storage
@@ -30,10 +31,11 @@ from jobs.threads import with_storage
 SCHEME = "upload:"
 DIGEST = "x-content-sha256"
 KEPT_S = 24 * 3600.0  # an upload that no job names
-MAX_DEPTH = 8
+MAX_DEPTH = 8  # of a path: folders and file; as in `harvester.api.uploads`, like the next
+MAX_NAME_BYTES = 220  # of a folder or file: file systems take 255, and names of what is being written are longer than the file's
 _PART = ".part"
 _ID = re.compile(r"(?:[A-Za-z0-9][A-Za-z0-9_-]{0,40}\.)?[0-9a-f]{32,64}")
-_SEGMENT = re.compile(r"[^./*?\[\]:\\\x00-\x1f\x7f][^/*?\[\]:\\\x00-\x1f\x7f]{0,120}")
+_SEGMENT = re.compile(r"[^./*?\[\]:\\\x00-\x1f\x7f][^/*?\[\]:\\\x00-\x1f\x7f]*")
 
 
 class Uploads:
@@ -46,11 +48,15 @@ class Uploads:
     def path(self, upload_id: str, name: str, who: Identity) -> Path:
         """Path of the complete file. Raises `ParameterError` for names that cannot be paths."""
         parts = name.split("/")
-        if not _ID.fullmatch(upload_id) or len(parts) > MAX_DEPTH or not all(_SEGMENT.fullmatch(part) for part in parts):
+        if not _ID.fullmatch(upload_id) or not all(_SEGMENT.fullmatch(part) for part in parts):
             raise ParameterError(
                 "an upload is named by 32 to 64 hex digits and a relative path without . at a name's beginning and without * ? [ ] : \\",
                 "name",
             )
+        if len(parts) > MAX_DEPTH:
+            raise ParameterError(f"{name[:200]} has {len(parts)} levels; the path of an upload has at most {MAX_DEPTH}: move it up", "name")
+        if (most := max(len(part.encode("utf-8", "surrogatepass")) for part in parts)) > MAX_NAME_BYTES:
+            raise ParameterError(f"a name in {name[:200]} has {most} bytes; an upload's have at most {MAX_NAME_BYTES}: shorten it", "name")
         return self._own(upload_id, who).joinpath(*parts)
 
     def opened(self, uri: str, who: Identity) -> tuple[str, SourceRules]:
@@ -65,6 +71,16 @@ class Uploads:
             raise NotFoundError(f"{uri[:200]} is not uploaded, or not whole; upload it again")
         _touch(folder)
         return str(path), SourceRules(roots=(str(folder),))
+
+    async def resolved(self, request: JobRequest, who: Identity) -> tuple[JobRequest, SourceRules | None]:
+        """The request over an upload, at the path of its files, and what may be read there; any other unchanged, and None.
+
+        Raises `NotFoundError` as `opened`.
+        """
+        if not request.source.uri.startswith(SCHEME):
+            return request, None
+        path, rules = await with_storage(self.opened, request.source.uri, who)
+        return request.at(path), rules
 
     async def append(
         self, path: Path, offset: int, body: AsyncIterator[bytes], digest: str | None, *, is_last: bool, who: Identity

@@ -13,16 +13,13 @@ import duckdb
 import pyarrow as pa
 
 from harvester.api.client import SQL_S
-from harvester.api.errors import HarvesterError as ApiError
-from harvester.api.errors import RefusedError
 from harvester.api.flow import ask
 from harvester.api.stream import answer_of, rows_of
-from harvester.api.uploads import upload
-from harvester.api.wire import Address, Wire
+from harvester.api.wire import Wire
 from harvester.cli.client import Client, ServerInfo
 from harvester.cli.invocation import Invocation
-from harvester.client_environment import default_api_key
-from harvester.errors import HarvesterError, from_json
+from harvester.cli.job.wired import is_elsewhere, translated, wired
+from harvester.errors import HarvesterError
 from jobs.ledger.store.place import read_ledger
 from jobs.sql.fetch import fetch_results, newest_ids
 from jobs.sql.guard import check_target
@@ -124,37 +121,6 @@ def reading(here: Invocation, query: str) -> Iterator[Reading]:
     finally:
         if reached is not None:
             reached[0].close()
-
-
-def is_elsewhere(client: Client) -> bool:
-    """Whether the server is another user's, or another machine's: it then reads and writes files that are not ours."""
-    return client.is_user() is False
-
-
-@contextmanager
-def wired(client: Client) -> Iterator[Wire]:
-    """A `harvester.api` connection to the same server."""
-    wire = Wire(Address(client.url, default_api_key()))
-    try:
-        yield wire
-    finally:
-        wire.close()
-
-
-def uploaded(client: Client, path: Path) -> str:
-    """Bring a file, folder or glob of this machine to the server. Returns its address there."""
-    with translated(), wired(client) as wire:
-        return wire.run(upload(path))
-
-
-@contextmanager
-def translated() -> Iterator[None]:
-    """Raise errors of `harvester.api` as those of the CLI, which have exit codes."""
-    try:
-        yield
-    except ApiError as error:
-        status = 400 if isinstance(error, RefusedError) else 500
-        raise from_json({"error": {"code": error.code, "message": error.message}}, status) from error
 
 
 def _answer(opened: tuple[pa.Schema, Iterator[pa.RecordBatch]]) -> RowStream:
