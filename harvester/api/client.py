@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -23,8 +24,22 @@ from harvester.api.wire import SUBMIT_S, Address, AsyncWire, Wire
 
 SQL_S = 900.0
 J = TypeVar("J")
-_IMPLIED = {"prompt": "ask", "labels": "classify", "schema": "extract"}  # an option that only one task has implies that task
+IMPLIED = {"prompt": "ask", "labels": "classify", "schema": "extract", "to": "translate"}  # an option that one task alone has implies it
+_ANSWERS = {  # what a prompt becomes with labels or a schema: fields of a task, whose options are given as those of built-in tasks
+    "labels": {"answer": "choice", "labels": "{labels}"},
+    "schema": {"answer": "json", "json_schema": "{schema}", "max_tokens": 512},
+}
+_DATABASE = re.compile(r"(postgres|postgresql|mysql|md|odbc|duckdb|sqlite):", re.IGNORECASE)  # as `connectors.open.is_attached`
 _CHOICES = ("table", "query", "where", "sample", "seed", "limit", "encoding", "ragged")  # fields of the request's ``source``
+
+
+def implied_task(options: Mapping[str, Any]) -> tuple[str, dict[str, Any] | None]:
+    """Name of the task that ``options`` imply, and its content where it is none of the built-in ones: a prompt with labels or a schema."""
+    own = [name for name in _ANSWERS if name in options] if "prompt" in options else []
+    if not own:
+        return next((IMPLIED[name] for name in options if name in IMPLIED), "summarize"), None
+    fields = {key: value for name in own for key, value in _ANSWERS[name].items()}
+    return "ask", {"prompt": "{prompt}", **fields, "options": {name: {"required": True} for name in ("prompt", *own)}}
 
 
 class Calls(Generic[J]):
@@ -49,10 +64,12 @@ class Calls(Generic[J]):
     ) -> Flow[J]:
         """Submit a job over a table. Submitting the same job again returns the existing one, unless ``new``.
 
-        ``data``: a local path (file, folder or glob), an address that the server reads (``s3://...``, ``file:///...``) or that
-        `upload` returned, a frame (pandas, polars, Arrow), a DuckDB relation, or a list of dicts. All but addresses are uploaded, once.
+        ``data``: a local path (file, folder or glob), an address that the server reads (``s3://...``, ``file:///...``,
+        ``postgres:dbname=shop``) or that `upload` returned, a frame (pandas, polars, Arrow), a DuckDB relation, or a list of dicts.
+        All but addresses are uploaded, once.
 
         ``task``: a built-in task; ``prompt`` (with ``{column}``) implies ``ask``, ``labels`` ``classify``, ``schema`` ``extract``.
+        A ``prompt`` with ``labels`` or ``schema`` is answered by one of the labels, or in the columns of the schema.
         ``embed`` gives vectors, on a model that makes embeddings, in column ``embedding``.
         ``images``: columns that hold images (bytes, paths, addresses at allowed hosts), shown with each prompt.
         ``adapter``: name of a LoRA adapter that the server has.
@@ -67,13 +84,15 @@ class Calls(Generic[J]):
         given = {"prompt": prompt, "labels": labels, "schema": schema if model is None else model.model_json_schema()}
         asked = dict(options or {}) | {key: value for key, value in given.items() if value is not None}
         chosen = {key: fields.pop(key) for key in _CHOICES if key in fields}
+        named, inline = (task, None) if task else implied_task(asked)
         uri = yield from self.upload(data, name)
         told = yield from ask(
             "POST",
             "/api/jobs",
             json={
                 "source": {"uri": uri, **chosen},
-                "task": task or next((_IMPLIED[key] for key in _IMPLIED if key in asked), "summarize"),
+                "task": named,
+                "task_inline": inline,
                 "options": asked,
                 "new": new,
                 **fields,
@@ -110,7 +129,7 @@ class Calls(Generic[J]):
 
     def upload(self, data: Any, name: str = "frame") -> Flow[str]:
         """Upload what the server does not have yet of ``data``. Returns its address there; an address is returned unchanged."""
-        if isinstance(data, str) and ("://" in data or data.startswith("upload:")):
+        if isinstance(data, str) and _is_address(data):
             return data
         if isinstance(data, str | os.PathLike):
             return (yield from upload(Path(os.path.expanduser(data))))  # noqa: PTH111 - the home of an unknown user stays as it is written
@@ -122,6 +141,11 @@ class Calls(Generic[J]):
         """Run a query. Returns the id of its answer."""
         told = yield from ask("POST", "/api/sql/answers", json={"query": query}, timeout_s=SQL_S)
         return str(told["id"])
+
+
+def _is_address(data: str) -> bool:
+    """Whether the server opens it. A file of this machine may have a name like one of a database."""
+    return "://" in data or data.startswith("upload:") or (_DATABASE.match(data) is not None and not os.path.lexists(data))
 
 
 def _model(url: str) -> Flow[str]:

@@ -20,6 +20,8 @@ PIECE_BYTES = 8 << 20
 LAST_S = 900.0  # for the last piece: the server then hashes the whole file
 DIGEST = "x-content-sha256"
 _GLOB = re.compile(r"[*?\[\]]")
+_WRONG = re.compile(r"[*?\[\]:\\\x00-\x1f\x7f\ud800-\udfff]")  # the last: bytes that are not UTF-8
+MAX_DEPTH, MAX_NAME_BYTES = 8, 220  # of a path below the folder that is uploaded, and of each name in it
 _LOGS = ("_delta_log", "_versions", "metadata/*.metadata.json", "dataset_info.json")  # of table formats whose log says which files count
 
 
@@ -29,10 +31,11 @@ def upload(path: Path) -> Flow[str]:
     Content that the server has already is not sent again. Raises `HarvesterError` if there is no file, or one cannot be read or sent.
     """
     root, files = files_of(path)
+    is_alone = files == [path]
+    names = [safe_name(path.name)] if is_alone else [_relative(file, root) for file in files]
     digests: list[str] = yield Work(partial(_digests, files))
-    if files == [path]:
-        return (yield from _send(path, digests[0], safe_name(path.name), digests[0]))
-    names = [_relative(file, root) for file in files]
+    if is_alone:
+        return (yield from _send(path, digests[0], names[0], digests[0]))
     listed = "\n".join(f"{digest} {name}" for digest, name in zip(digests, names, strict=True))
     together = f"{safe_name(root.name)[:40].replace('.', '-')}.{hashlib.sha256(listed.encode()).hexdigest()}"
     for file, digest, name in zip(files, digests, names, strict=True):
@@ -82,11 +85,20 @@ def _files_in(folder: Path) -> set[Path]:
 
 
 def _relative(file: Path, root: Path) -> str:
-    """Path below ``root``, kept because partition folders become columns. Raises `HarvesterError` for a name with special characters."""
-    name = file.relative_to(root).as_posix()
-    if _GLOB.search(name) or ":" in name or "\\" in name:
-        raise HarvesterError(f"{file} has one of * ? [ ] : \\ in its name, and cannot be uploaded with others; rename it")
-    return name
+    """Path below ``root``, kept because partition folders become columns. Raises `HarvesterError` for one that the server would refuse."""
+    inside = file.relative_to(root)
+    if any(_WRONG.search(part) for part in inside.parts):
+        shown = str(file).encode("utf-8", "backslashreplace").decode()
+        raise HarvesterError(
+            f"{shown} has one of * ? [ ] : \\, a control character or what is not UTF-8 in its name, and cannot be uploaded with others; "
+            "rename it"
+        )
+    if len(inside.parts) > MAX_DEPTH:
+        raise HarvesterError(f"{inside} is {len(inside.parts)} levels deep in {root}, and at most {MAX_DEPTH} are uploaded; move it up")
+    for part in inside.parts:
+        if (size := len(part.encode())) > MAX_NAME_BYTES:
+            raise HarvesterError(f"the name {part} in {root} has {size} bytes, and at most {MAX_NAME_BYTES} are uploaded; shorten it")
+    return inside.as_posix()
 
 
 def _send(path: Path, upload_id: str, name: str, digest: str) -> Flow[str]:

@@ -15,14 +15,13 @@ from pydantic import ValidationError
 
 from connectors.open import is_attached
 from connectors.targets.target import is_table
+from harvester.api.client import implied_task
 from harvester.errors import SourceError, TaskError, UsageError
 from jobs.spec import JobRequest, SourceSpec
 from jobs.tasks.load import load_task, resolve_task
 
 MAX_TASK_BYTES = 1 << 20
 
-# An option that belongs to one task implies it.
-IMPLIED = {"prompt": "ask", "labels": "classify", "schema": "extract", "to": "translate"}
 _GLOB = re.compile(r"[*?\[]")
 
 
@@ -40,7 +39,7 @@ def build_request(
     """Raises `SourceError` for a local source that is not there, `TaskError` for a file that is no task, `UsageError` for the rest."""
     if table is not None and query is not None:
         raise UsageError("--table and --query exclude each other; give one of them")
-    name, inline = _task(task or next((IMPLIED[option] for option in options if option in IMPLIED), "summarize"))
+    name, inline = implied_task(options) if task is None else _task(task)
     resolve_task(name, inline=inline, options=options, images=fields.get("images", ()))
     try:
         return JobRequest(

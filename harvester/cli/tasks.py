@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
+from harvester.api.client import IMPLIED
 from harvester.cli.invocation import Invocation, command
-from harvester.cli.request import IMPLIED
 from harvester.cli.table import render
 from jobs.tasks.load import list_tasks, load_task
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import duckdb
+import httpx
 import pandas
 import polars
 import pyarrow as pa
@@ -15,6 +17,8 @@ from pydantic import BaseModel
 
 import harvester
 from bench.harness.servers.jobs_server import JobsServer
+from connectors.open import is_attached
+from harvester.api import uploads
 from harvester.api.client import Harvester
 from harvester.api.errors import HarvesterError, JobFailedError, MissingPackageError, NotFoundError, RefusedError, UnreachableError
 from harvester.api.frames import safe_name
@@ -203,6 +207,25 @@ def test_map_gives_back_the_kind_of_table_that_it_was_given(client: Harvester) -
     assert client.map(duckdb.from_arrow(TABLE), "Name the {text}").fetchall() == [tuple(row.values()) for row in answered.to_pylist()]
 
 
+@pytest.mark.parametrize(
+    ("shape", "columns"),
+    [({"schema": Fish}, list(Fish.model_fields)), ({"labels": ["red", "blue"]}, ["output"])],
+    ids=["a schema", "labels"],
+)
+def test_map_answers_a_prompt_in_the_shape_that_is_asked_for(
+    client: Harvester, server: JobsServer, shape: dict[str, Any], columns: list[str]
+) -> None:
+    answered = client.map(TABLE, "Which fish is in {text}?", **shape)
+    assert answered.column_names == ["text", "number", *columns, "error_message"]
+    assert answered[columns[0]].to_pylist() == ["some" if "schema" in shape else "red"] * 4
+    assert server.ledger.spec(client.job().id).task.prompt == "Which fish is in {text}?"
+
+
+def test_a_prompt_is_answered_in_one_shape(client: Harvester) -> None:
+    with pytest.raises(RefusedError, match="task ask has labels and answers with json; labels belong to answer: choice"):
+        client.submit(TABLE, prompt="{text}", labels=["red", "blue"], schema=Fish)
+
+
 def test_sql_comes_as_arrow_with_its_types(client: Harvester) -> None:
     job = client.submit(TABLE, prompt="{text}").watch()
     found = client.sql(f"select sum(number)::bigint as total, max(completed_at) as last from results('{job.id}')").arrow()
@@ -237,10 +260,77 @@ def test_a_file_that_is_not_there_is_refused_before_anything_is_sent(client: Har
         client.submit("/nowhere/docs.parquet")
 
 
+DATABASES = [
+    "postgres:dbname=shop",
+    "postgresql:dbname=shop",
+    "MySQL:host=db",
+    "md:shop",
+    "odbc:dsn=shop",
+    "duckdb:/shop.duckdb",
+    "sqlite:/shop.db",
+]
+
+
+@pytest.mark.parametrize("address", DATABASES, ids=lambda address: address.partition(":")[0])
+def test_a_database_is_an_address_as_it_is_for_commands(client: Harvester, address: str) -> None:
+    assert is_attached(address)
+    assert client.upload(address) == address
+
+
+def test_a_file_of_this_machine_may_have_a_name_like_a_database(client: Harvester, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("md:notes.csv").write_text("text\na fish\n")
+    assert client.upload("md:notes.csv").startswith("upload:")
+
+
 def test_a_folder_whose_log_says_which_files_count_is_not_sent_file_by_file(client: Harvester, tmp_path: Path) -> None:
     (tmp_path / "delta" / "_delta_log").mkdir(parents=True)
     with pytest.raises(HarvesterError, match="is a table with a log"):
         client.submit(tmp_path / "delta")
+
+
+def below(folder: Path, name: str) -> Path:
+    """A folder with one file of that name below it; each level of ``name`` that is not the last is a folder."""
+    (folder / "all" / name).parent.mkdir(parents=True)
+    (folder / "all" / name).write_text("text\na fish\n")
+    return folder / "all"
+
+
+DEEP = "/".join("abcdefg")
+
+
+@pytest.mark.parametrize("name", ["x" * 214 + "ж.csv", f"{DEEP}/fish.csv"], ids=["of 220 bytes", "8 levels deep"])
+def test_a_long_or_deep_name_goes_up(client: Harvester, tmp_path: Path, name: str) -> None:
+    job = client.submit(below(tmp_path, name), prompt="Name the {text}").watch()
+    assert [row["output"] for row in job.results()] == ["the a fish"]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("x" * 215 + "ж.csv", r"has 221 bytes, and at most 220 are uploaded; shorten it"),
+        (f"{DEEP}/h/fish.csv", r"h/fish\.csv is 9 levels deep in .*all, and at most 8 are uploaded; move it up"),
+        ("a\nb.csv", r"a control character .* in its name, and cannot be uploaded with others; rename it"),
+        (os.fsdecode(b"\xff.csv"), r"udcff\.csv has one of .* or what is not UTF-8 in its name"),
+    ],
+    ids=["longer", "deeper", "a line feed", "no UTF-8"],
+)
+def test_a_name_that_the_server_would_refuse_is_told_before_anything_is_read(
+    client: Harvester, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, message: str
+) -> None:
+    monkeypatch.setattr(uploads, "digest_of", lambda file: pytest.fail("a file was read"))
+    with pytest.raises(HarvesterError, match=message):
+        client.upload(below(tmp_path, name))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("x" * 221, "has 221 bytes; an upload's have at most 220"), (f"{DEEP}/h/i", "has 9 levels; the path of an upload has at most 8")],
+    ids=["a long one", "a deep one"],
+)
+def test_the_server_says_what_is_wrong_with_the_name_of_an_upload(server: JobsServer, name: str, message: str) -> None:
+    told = httpx.get(f"{server.url}/api/uploads/{'ab' * 16}/{name}")
+    assert (told.status_code, message in told.json()["error"]["message"]) == (400, True), told.text
 
 
 def test_an_object_without_rows_is_refused(client: Harvester) -> None:
@@ -295,6 +385,13 @@ def test_a_client_of_nothing_says_so() -> None:
         harvester.connect("http://127.0.0.1:9")
     with pytest.raises(RefusedError, match="is not a URL"):
         harvester.connect("localhost:8000")
+
+
+@pytest.mark.parametrize("given", ["api_key", "HARVESTER_API_KEY"])
+def test_a_key_that_no_header_can_hold_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch, given: str) -> None:
+    monkeypatch.setenv("HARVESTER_API_KEY", "hv-schlüssel" if given != "api_key" else "hv-key")
+    with pytest.raises(RefusedError, match=f"^{given} contains characters that no API key has; give one of the server's API keys$"):
+        harvester.connect("http://127.0.0.1:9", api_key="hv-schlüssel" if given == "api_key" else None)
 
 
 def test_the_names_of_record_are_those_of_results() -> None:

@@ -79,6 +79,7 @@ def test_the_job_asked_for_is_what_the_options_say(cli, server, docs, monkeypatc
     }
 
 
+SCHEMA = {"type": "object", "properties": {"topic": {"type": "string"}}, "required": ["topic"]}
 IMPLIED = {
     "nothing": ((), "summarize"),
     "prompt": (("--prompt", "Say {text}"), "ask"),
@@ -91,6 +92,33 @@ IMPLIED = {
 def test_an_option_of_one_task_says_which_is_meant(cli, server, docs, options, task):
     cli("submit", docs, *options)
     assert sent(server)["task"] == task
+
+
+OWN_PROMPTS = {
+    "labels": (("--labels", "yes,no"), {"labels": ("yes", "no"), "answer": "choice"}),
+    "labels as an option": (("--option", "labels=yes,no"), {"labels": ("yes", "no"), "answer": "choice"}),
+    "schema": (("--schema", "{dir}/s.json"), {"json_schema": SCHEMA, "answer": "json", "max_tokens": 512}),
+}
+
+
+@pytest.mark.parametrize(("options", "expected"), OWN_PROMPTS.values(), ids=OWN_PROMPTS.keys())
+def test_a_prompt_of_ones_own_is_answered_in_the_shape_that_is_asked_for(cli, server, docs, options, expected):
+    (docs.parent / "s.json").write_text(json.dumps(SCHEMA))
+    words = ["submit", docs, "--prompt", "Is it about {title}? {text}", *(option.format(dir=docs.parent) for option in options)]
+    planned = cli(*words, "--dry-run", "--json")
+    assert (planned.exit_code, json.loads(planned.stdout)["task"]) == (0, "ask"), planned.stderr
+    assert cli(*words).exit_code == 0
+    body = sent(server)
+    task = resolve_task(body["task"], inline=body["task_inline"], options=body["options"])
+    assert task.prompt == "Is it about {title}? {text}"
+    assert {name: getattr(task, name) for name in expected} == expected
+
+
+def test_a_prompt_with_labels_and_a_schema_is_wrong_use(cli, docs):
+    (docs.parent / "s.json").write_text(json.dumps(SCHEMA))
+    result = cli("submit", docs, "--prompt", "{text}", "--labels", "a,b", "--schema", docs.parent / "s.json")
+    assert result.exit_code == 2
+    assert "task ask has labels and answers with json" in result.stderr
 
 
 def test_keep_none_keeps_no_input_column(cli, server, docs):
@@ -231,6 +259,7 @@ def test_a_dry_run_takes_the_rate_of_a_server_that_has_one(cli, server, docs):
     found = json.loads(cli("submit", docs, "--dry-run", "--json").stdout)
     assert found["tokens_per_s"] == 50.0
     assert found["estimated_s"] == round((found["estimated_prompt_tokens"] + found["most_output_tokens"]) / 50.0, 1)
+    assert [path for _, path, _ in server.asked if path.startswith("/api/jobs")] == ["/api/jobs?limit=100"]
     assert not any(method == "POST" and path == "/api/jobs" for method, path, _ in server.asked)
 
 

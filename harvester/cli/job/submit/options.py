@@ -26,9 +26,12 @@ Task = Annotated[
         autocompletion=task_names,
     ),
 ]
-Labels = Annotated[str | None, typer.Option("--labels", metavar="A,B", help="Labels to choose from. Implies --task classify.")]
+Labels = Annotated[
+    str | None, typer.Option("--labels", metavar="A,B", help="Labels to choose from. Implies --task classify, without --prompt.")
+]
 Schema = Annotated[
-    Path | None, typer.Option("--schema", metavar="FILE", help="File with the JSON schema to extract. Implies --task extract.")
+    Path | None,
+    typer.Option("--schema", metavar="FILE", help="File of a JSON schema to extract. Implies --task extract, without --prompt."),
 ]
 To = Annotated[str | None, typer.Option("--to", metavar="LANG", help="Language to translate into. Implies --task translate.")]
 Prompt = Annotated[
