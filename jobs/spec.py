@@ -95,13 +95,9 @@ class JobRequest(Frozen):
     model: str | None = Field(default=None, description="Model the job must run on. None: the server's.")
     max_tokens: int | None = Field(default=None, ge=1)
     temperature: float | None = Field(default=None, ge=0.0, le=2.0)
-    thinking: Thinking | None = Field(
-        default=None, description="Thinking before the answer: off, on, or its most tokens. None: the task's, or off where the model can."
-    )
+    thinking: Thinking | None = Field(default=None, description="off, on, or its most tokens. None: the task's, or off if the model can.")
     chat_template_kwargs: TemplateKwargs = Field(default_factory=dict, description="More arguments of the model's chat template.")
-    images: ImageColumns = Field(
-        default=(), description="Columns that hold images to show: bytes, paths, addresses at allowed hosts. None: the task's."
-    )
+    images: ImageColumns = Field(default=(), description="Columns of images: bytes, paths, addresses at allowed hosts. None: the task's.")
     adapter: Adapter | None = Field(default=None, description="LoRA adapter of the server to answer with. None: the task's, or none.")
     on_long: OnLong = OnLong.TRUNCATE
     max_error_rate: float = Field(
