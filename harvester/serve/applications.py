@@ -19,7 +19,7 @@ from harvester.serve.deployments.actor import NAMESPACE, ledgers
 from harvester.serve.deployments.openai_app import PREFIXES as OPENAI_PREFIXES
 from harvester.serve.deployments.scale.replicas import CHAT_APP, FURTHER
 from harvester.serve.deployments.scale.scaling import REPLICA
-from harvester.serve.machine.nodes import root_cause
+from harvester.serve.machine.nodes import ELSEWHERE, root_cause
 
 JOBS_APP = "jobs"
 PREFIXES = {JOBS_APP: "/api", **OPENAI_PREFIXES}  # of the applications other than the models'
@@ -100,8 +100,11 @@ def tell_of_tries(apps: Mapping[str, Any], warn: Callable[[str], None], told: se
 
 def _with_cause(reason: str) -> str:
     """``reason``; where it refers to a root cause in a log, with that of the nodes' logs."""
-    cause = root_cause() if "root cause" in reason else None
-    return f"{reason.split(' See root cause')[0]} Cause: {cause}" if cause else reason
+    if ELSEWHERE not in reason:
+        return reason
+    cause = root_cause()
+    found = f"Cause: {cause}" if cause else "See logs/ray in the state folder"
+    return f"{reason.split(' See root cause')[0]} {found}"
 
 
 def _reason(app: Any) -> str:

@@ -17,7 +17,8 @@ from harvester.errors import HarvesterError
 from harvester.serve.machine.port import PortError
 
 ANSWER_S = 60.0
-_ERROR = re.compile(r"ERROR [^\]]+\] (\w*(?:Error|Exception)): (.+)")
+_ERROR = re.compile(r"ERROR [^\]]+\] [\w.]*(?:Error|Exception): (.+)")
+ELSEWHERE = "root cause"  # in an error that only refers to that of another process
 
 
 def session_logs() -> Path:
@@ -27,12 +28,15 @@ def session_logs() -> Path:
 
 
 def last_error() -> tuple[float, str] | None:
-    """When the log was last written, and the last error of vLLM's processes on this node. Serve only sees that they ended."""
+    """When the log was last written, and the last error of vLLM's processes on this node. Serve only sees that they ended.
+
+    Errors that only refer to that of another process are skipped.
+    """
     found: tuple[float, str] | None = None
     for path in session_logs().glob("worker-*.out"):
-        errors = _ERROR.findall(path.read_text("utf-8", "replace"))
+        errors = [said for said in _ERROR.findall(path.read_text("utf-8", "replace")) if ELSEWHERE not in said]
         if errors and (found is None or path.stat().st_mtime > found[0]):
-            found = path.stat().st_mtime, str(errors[-1][1]).strip()
+            found = path.stat().st_mtime, str(errors[-1]).strip()
     return found
 
 
