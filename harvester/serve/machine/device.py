@@ -25,3 +25,11 @@ def device_of(config: ServeConfig) -> str:
             f"run: HARVESTER_DEVICE={config.device} make setup"
         )
     return config.device if config.device != "auto" else found[-1]
+
+
+def gpus_here() -> int:
+    """GPUs that Ray counts on this machine: those that the driver shows, or that CUDA_VISIBLE_DEVICES leaves of them."""
+    from ray._private.accelerators.nvidia_gpu import NvidiaGPUAcceleratorManager as Nvidia
+
+    found, visible = Nvidia.get_current_node_num_accelerators(), Nvidia.get_current_process_visible_accelerator_ids()
+    return found if visible is None else min(found, len(visible))

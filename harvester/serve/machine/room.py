@@ -9,6 +9,7 @@ import ray
 
 from harvester.config import ServeConfig
 from harvester.engine.launch.defaults import gpus_of_replica
+from harvester.errors import ConfigError
 
 
 def cpus_of_replica(config: ServeConfig) -> float:
@@ -22,11 +23,17 @@ def own_cpus(config: ServeConfig) -> int:
 
 
 def shortage(config: ServeConfig, *, cpu: bool) -> str | None:
-    """What Ray lacks now for the smallest number of replicas; None where all have room. ``cpu``: the engine uses no GPU."""
+    """What Ray lacks now for the smallest number of replicas; None where all have room. ``cpu``: the engine uses no GPU.
+
+    Raises `ConfigError` where a cluster of our own has too few GPUs for them, or for a single replica: no other machine joins it.
+    """
     found: dict[str, float] = ray.cluster_resources()
-    wanted = {"CPU": sum(one.replicas.min * cpus_of_replica(one) for one in _models(config))}
+    models = _models(config)
+    wanted = {"CPU": sum(one.replicas.min * cpus_of_replica(one) for one in models)}
     if not cpu:
-        wanted["GPU"] = sum(one.replicas.min * gpus_of_replica(one) for one in _models(config))
+        wanted["GPU"] = sum(one.replicas.min * gpus_of_replica(one) for one in models)
+        if config.address is None:
+            _require_gpus(max(wanted["GPU"], *map(gpus_of_replica, models)), found.get("GPU", 0.0))
     short = [
         f"{number:g} {kind}s, and Ray has {found.get(kind, 0.0):g}" for kind, number in wanted.items() if number > found.get(kind, 0.0)
     ]
@@ -36,6 +43,14 @@ def shortage(config: ServeConfig, *, cpu: bool) -> str | None:
         f"the replicas ask for {'; for '.join(short)}: some wait until another machine joins; "
         "or set fewer replicas, or a smaller num_gpus or num_cpus"
     )
+
+
+def _require_gpus(wanted: float, found: float) -> None:
+    if wanted > found:
+        raise ConfigError(
+            f"the engine needs {wanted:g} GPUs and this machine shows {found:g}: see nvidia-smi, CUDA_VISIBLE_DEVICES, docker --gpus; "
+            "or set fewer replicas, or a smaller num_gpus or engine.tensor_parallel_size"
+        )
 
 
 def _models(config: ServeConfig) -> list[ServeConfig]:
