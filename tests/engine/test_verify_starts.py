@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,14 +15,16 @@ import pytest
 from harvester.config import parse_config
 from harvester.engine.embedded import embedded_model
 from harvester.engine.launch.profiles import profile_path
+from harvester.engine.shared.state import SharedState
 from harvester.engine.verify import kept
 from harvester.engine.verify.answers import Stock
 from harvester.engine.verify.subject import CONTEXT_TOKENS, Subject, few_blocks
 from harvester.errors import ConfigError, EngineError, EngineStartError
+from tests.fakes.virtual_loop import run_virtually
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # vLLM's own
-    from harvester.engine.verify import whole
+    from harvester.engine.verify import tokens, whole
     from harvester.engine.verify.tokens import pressed_tokens, stock_tokens
     from harvester.engine.vllm.frontend.client import HarvestLLM
 
@@ -88,3 +92,61 @@ def test_an_engine_that_dies_fails_its_part(tmp_path: Path, monkeypatch: pytest.
     found, config = verified(answers, tmp_path, monkeypatch)
     assert [one["ok"] for one in found["parts"]] == [False] * 4
     assert (config.schedule.safepoints, config.schedule.budget, config.checkpoint.enabled) == ("off", "fixed", False)
+
+
+SUBJECT = Subject(parse_config({}, "test"), str(embedded_model()), embedded=True, cpu=True)
+WORKS: dict[str, Callable[[], object]] = {
+    "stock": lambda: stock_tokens(SUBJECT),
+    "pressed": lambda: pressed_tokens(SUBJECT, 16, 190),
+    "timed": lambda: whole.measure(SUBJECT),
+}
+
+
+class Worked(Exception):
+    """The engine was asked for something."""
+
+
+@pytest.fixture
+def slow_engine(monkeypatch: pytest.MonkeyPatch) -> Callable[[float, float], None]:
+    """Replace the engines by one that takes so many seconds to start and so many for each thing it is asked, in virtual time."""
+
+    def replace(start_s: float, work_s: float) -> None:
+        async def work(*_: object, **__: object) -> None:
+            await asyncio.sleep(work_s)
+            raise Worked
+
+        @asynccontextmanager
+        async def engine(values: object, shared: SharedState | None = None) -> AsyncIterator[Any]:
+            await asyncio.sleep(start_s)
+            try:
+                yield SimpleNamespace(on_workers=work)
+            finally:
+                if shared is not None:
+                    shared.remove()
+
+        monkeypatch.setattr(asyncio, "run", run_virtually)
+        for module in (whole, tokens):
+            monkeypatch.setattr(module, "engine", engine)
+        monkeypatch.setattr(tokens, "prompts", lambda llm: [[1]])
+        for name in ("ask", "_turn"):
+            monkeypatch.setattr(tokens, name, work)
+
+    return replace
+
+
+@pytest.mark.parametrize("work", WORKS.values(), ids=WORKS)
+def test_an_engine_that_downloads_loads_or_compiles_for_hours_is_waited_for(
+    work: Callable[[], object], slow_engine: Callable[[float, float], None]
+) -> None:
+    slow_engine(7200.0, 60.0)
+    with pytest.raises(Worked):
+        work()
+
+
+@pytest.mark.parametrize("work", WORKS.values(), ids=WORKS)
+def test_an_engine_that_started_and_hangs_is_given_up_in_one_line(
+    work: Callable[[], object], slow_engine: Callable[[float, float], None]
+) -> None:
+    slow_engine(1.0, 7200.0)
+    with pytest.raises(EngineError, match=r"did not do its work within 600 s"):
+        work()

@@ -11,7 +11,10 @@ from typing import Any
 
 from harvester.core import PRIORITY_OFFLINE, PRIORITY_ONLINE
 from harvester.engine.frontend.engine import Generated, TokenEngine
+from harvester.errors import EngineError
 from jobs.hint import JOB_ARG, VERIFY
+
+MAX_S = 600.0  # for the work of an engine that runs; its start has vLLM's own bound
 
 
 async def ask(llm: TokenEngine, name: str, ids: Sequence[int], tokens: int, *, online: bool = False, **sampling: Any) -> Generated:
@@ -25,6 +28,18 @@ async def ask(llm: TokenEngine, name: str, ids: Sequence[int], tokens: int, *, o
 def random_ids(rng: random.Random, vocabulary: int, tokens: int) -> list[int]:
     """A random prompt, unlike any other. Leaves out the ends of the vocabulary, where special tokens are."""
     return [rng.randrange(vocabulary // 16, vocabulary * 15 // 16) for _ in range(tokens)]
+
+
+@asynccontextmanager
+async def in_time() -> AsyncIterator[None]:
+    """Raises `EngineError` if the block takes longer than `MAX_S`: the engine hangs, or computes far too slowly."""
+    try:
+        async with asyncio.timeout(MAX_S) as end:
+            yield
+    except TimeoutError as error:
+        if not end.expired():
+            raise
+        raise EngineError(f"the engine started, but did not do its work within {MAX_S:g} s") from error
 
 
 @asynccontextmanager

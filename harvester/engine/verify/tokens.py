@@ -15,7 +15,7 @@ from harvester.engine.frontend.engine import TokenEngine, Top
 from harvester.engine.launch.arguments import without_harvester
 from harvester.engine.shared.state import Count, SharedState
 from harvester.engine.verify.answers import Pressed, Stock
-from harvester.engine.verify.ask import ask, random_ids
+from harvester.engine.verify.ask import ask, in_time, random_ids
 from harvester.engine.verify.subject import CONTEXT_TOKENS, Subject
 from harvester.engine.verify.ties import first_other, lead, moved
 from harvester.engine.vllm.frontend.client import HarvestLLM
@@ -33,7 +33,6 @@ TOP = 5  # likeliest tokens reported for each position
 CHAOS = 0.5
 TURNS = 2
 AGAIN_AT_ONCE = 3  # requests at a time when repeated, so that steps hold other requests than at first
-MAX_S = 600.0  # an engine that hangs; its start is a part of it
 
 
 def prompts(llm: HarvestLLM) -> list[list[int]]:
@@ -73,16 +72,16 @@ def _rendered(tokenizer: Any, text: str) -> list[int]:
 
 def stock_tokens(subject: Subject) -> Stock:
     """Stock vLLM's answers, and how well it reproduces them. Run by `run_in_process`."""
-    return asyncio.run(asyncio.wait_for(_stock(subject), MAX_S))
+    return asyncio.run(_stock(subject))
 
 
 def pressed_tokens(subject: Subject, request_blocks: int, longest_tokens: int) -> Pressed:
     """Harvester's answers, with KV for few requests and steps that end early. Run by `run_in_process`."""
-    return asyncio.run(asyncio.wait_for(_pressed(subject, request_blocks, longest_tokens), MAX_S))
+    return asyncio.run(_pressed(subject, request_blocks, longest_tokens))
 
 
 async def _stock(subject: Subject) -> Stock:
-    async with engine(without_harvester(subject.small())) as llm:
+    async with engine(without_harvester(subject.small())) as llm, in_time():
         given = prompts(llm)
         outputs = await asyncio.gather(*(ask(llm, f"{i}", ids, ANSWER_TOKENS, logprobs=TOP) for i, ids in enumerate(given)))
         tokens = [output.token_ids for output in outputs]
@@ -121,7 +120,7 @@ def _own_tie(tokens: list[int], repeated: list[int], top: Sequence[Top]) -> floa
 async def _pressed(subject: Subject, request_blocks: int, longest_tokens: int) -> Pressed:
     shared = SharedState.make()
     values = subject.pressed(shared.path, request_blocks, longest_tokens, CHAOS)
-    async with engine(values, shared) as llm:
+    async with engine(values, shared) as llm, in_time():
         given = prompts(llm)
         turns = [await _turn(llm, given, turn) for turn in range(TURNS)]
         return Pressed(

@@ -17,6 +17,7 @@ from harvester.engine.processes.in_subprocess import run_in_process
 from harvester.engine.shared.state import SharedState
 from harvester.engine.verify import kept
 from harvester.engine.verify.answers import Pressed, Stock
+from harvester.engine.verify.ask import in_time
 from harvester.engine.verify.signals import Signals, signals
 from harvester.engine.verify.subject import Subject
 from harvester.engine.verify.ties import Compared, compare
@@ -29,7 +30,6 @@ from harvester.errors import ConfigError, EngineError, EngineStartError
 
 SIGNALS, SIGNALS_S = 100, 20.0
 LEARN_S, STRETCH_S = 10.0, 6.0
-MAX_S = 600.0  # an engine that hangs; its start is a part of it
 
 T = TypeVar("T")
 Say = Callable[[str], None]
@@ -82,12 +82,12 @@ def verify(subject: Subject, log: Path, say: Say, state: Path | None = None) -> 
 
 def measure(subject: Subject) -> Timed:
     """Run by `run_in_process`."""
-    return asyncio.run(asyncio.wait_for(_measure(subject), MAX_S))
+    return asyncio.run(_measure(subject))
 
 
 async def _measure(subject: Subject) -> Timed:
     shared = SharedState.make()
-    async with engine(subject.timed(shared.path), shared) as llm:
+    async with engine(subject.timed(shared.path), shared) as llm, in_time():
         kv = [bool(rank) for rank in await llm.on_workers("kv_comes_back")]
         found = await times(llm, shared, LEARN_S, STRETCH_S)
         return Timed(kv, found, await signals(llm, shared, SIGNALS, SIGNALS_S))
