@@ -25,7 +25,7 @@ def read(profile: Path) -> list[Verdict] | None:
         found = json.loads(kept_path(profile).read_text(encoding="utf-8"))
         if found["harvester"] != build():
             return None
-        return [Verdict(Aspect(one["part"]), one["ok"], str(one["said"])) for one in found["parts"]]
+        return [Verdict(Aspect(one["part"]), one["ok"], str(one["said"]), one.get("shorter_than_s")) for one in found["parts"]]
     except (OSError, ValueError, LookupError, TypeError):
         return None
 
@@ -43,12 +43,13 @@ def write(profile: Path, verdicts: Sequence[Verdict]) -> None:
 
 
 def merged(before: Sequence[Verdict], now: Sequence[Verdict]) -> list[Verdict]:
-    """The latest verdict on each part, but an undecided one never replaces an earlier one.
+    """The latest verdict on each part, but an undecided one never replaces one that was decided.
 
     A part that is off is not verified again, and stays off.
     """
     found = {one.part: one for one in before}
-    return list((found | {one.part: one for one in now if one.ok is not None or found.get(one.part) is None}).values())
+    decided = {one.part for one in before if one.ok is not None}
+    return list((found | {one.part: one for one in now if one.ok is not None or one.part not in decided}).values())
 
 
 def better(first: Sequence[Verdict], second: Sequence[Verdict]) -> list[Verdict]:

@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 from harvester.engine.frontend.engine import TokenEngine
 from harvester.engine.shared.state import SharedState
 from harvester.engine.verify import kept
-from harvester.engine.verify.short import verify_short
+from harvester.engine.verify.short import WORTH, verify_short
 from harvester.engine.verify.verdict import Aspect, Verdict
 from harvester.errors import EngineError, UsageError
 
@@ -33,20 +33,28 @@ class Verified(Collector):
     async def when_absent(self, profile: Path) -> None:
         """Use the verdicts kept beside ``profile``; if there are none, run the short form and keep its verdicts there.
 
-        The short form also runs if a part is undecided, or if signals ended too few steps the last time. Wrong parts are turned off. Never
-        raises.
+        The short form also runs if a part is undecided, unless because steps are too short for signals, or if signals ended too few steps
+        the last time. Wrong parts are turned off. Never raises.
         """
         known = kept.read(profile)
         found = known or []
-        if known is None or any(one.ok is None or (one.ok is False and one.part is Aspect.SIGNALS) for one in known):
+        if known is None or any(map(self._is_open, known)):
             found = kept.merged(found, await self._look())
             if found:
                 kept.write(profile, found)
         self._take(found)
 
+    def _is_open(self, one: Verdict) -> bool:
+        if one.ok is None:
+            return one.shorter_than_s is None or WORTH * self._detect_s < one.shorter_than_s
+        return one.ok is False and one.part is Aspect.SIGNALS
+
+    @property
+    def _detect_s(self) -> float:
+        return self._llm.settings.schedule.preempt_detect_ms / 1000
+
     async def _look(self) -> list[Verdict]:
-        schedule = self._llm.settings.schedule
-        detect_s, safepoints = schedule.preempt_detect_ms / 1000, schedule.safepoints != "off"
+        detect_s, safepoints = self._detect_s, self._llm.settings.schedule.safepoints != "off"
         try:
             found = await verify_short(self._llm, self._shared, detect_s, safepoints, MAX_S)
             if any(one.ok is False for one in found):  # a busy machine may have done that once

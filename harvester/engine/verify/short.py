@@ -7,14 +7,14 @@ import asyncio
 from harvester.core import WorkClass
 from harvester.engine.frontend.engine import TokenEngine
 from harvester.engine.launch import profiler
-from harvester.engine.shared.state import SharedState
+from harvester.engine.shared.state import Field, SharedState
 from harvester.engine.verify.signals import signals
 from harvester.engine.verify.times import Times, error, sum_of_steps
 from harvester.engine.verify.verdict import Verdict, kv_verdict, signals_verdict, times_verdict
 
 SIGNALS, SIGNALS_S = 20, 5.0
 STRETCH_S = 2.0
-WORTH = 2.0  # times ``detect_s``: shorter steps hardly have a safepoint
+WORTH = 2.0  # times ``detect_s``: shorter steps hardly have a safepoint, and get no signal
 
 
 async def verify_short(llm: TokenEngine, shared: SharedState, detect_s: float, safepoints: bool, max_s: float) -> list[Verdict]:
@@ -35,9 +35,10 @@ async def _verdicts(llm: TokenEngine, shared: SharedState, detect_s: float, safe
     whole, _ = await sum_of_steps(llm, shared, STRETCH_S)
     if not _has_chat(llm):  # steps of chat have gaps between them
         verdicts.append(times_verdict(Times(*error(shared), whole)))
-    if safepoints:
-        found = await signals(llm, shared, SIGNALS, SIGNALS_S, lambda: _has_chat(llm), WORTH * detect_s)
-        verdicts.append(signals_verdict(found))
+    if safepoints and shared[Field.PLACES] > 0:
+        min_s = WORTH * detect_s
+        found = await signals(llm, shared, SIGNALS, SIGNALS_S, lambda: _has_chat(llm), min_s)
+        verdicts.append(signals_verdict(found, min_s))
     return verdicts
 
 

@@ -21,10 +21,14 @@ ANSWER_S = 10.0
 
 @dataclass(slots=True)
 class Signals:
-    """How many steps were asked to end; for those that did, seconds from the signal to the end of the step."""
+    """How many steps were asked to end; for those that did, seconds from the signal to the end of the step.
+
+    ``short``: how often the running step could end early, and took less time than one that gets a signal.
+    """
 
     asked: int = 0
     detect_s: list[float] = field(default_factory=list)
+    short: int = 0
 
     @property
     def ended(self) -> int:
@@ -42,6 +46,11 @@ def end_running_step(shared: SharedState, min_s: float = 0.0) -> bool:
         return False
     shared.ask_to_end(step.number, now_s)
     return True
+
+
+def _is_short(shared: SharedState, min_s: float) -> bool:
+    step = next(iter(shared.in_flight()), None)
+    return step is not None and step.endable and 0.0 < step.estimate_s < min_s
 
 
 async def signals(
@@ -64,6 +73,7 @@ async def signals(
 async def _one(shared: SharedState, found: Signals, min_s: float) -> None:
     detected, seconds, steps = shared.count(Count.DETECTED), shared.count(Count.DETECT_S), shared.count(Count.STEPS)
     if not end_running_step(shared, min_s):
+        found.short += _is_short(shared, min_s)
         return
     found.asked += 1
     until_s = time.monotonic() + ANSWER_S

@@ -28,14 +28,19 @@ class Aspect(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """``ok`` None: undecided here. ``said``: one line with the figures, or with the reason for ``ok``."""
+    """``ok`` None: undecided here. ``said``: one line with the figures, or with the reason for ``ok``.
+
+    ``shorter_than_s``: it is undecided because steps take less than this. That is so at each start, and no reason to look again.
+    """
 
     part: Aspect
     ok: bool | None
     said: str
+    shorter_than_s: float | None = None
 
     def as_json(self) -> dict[str, Any]:
-        return {"part": self.part.value, "ok": self.ok, "said": self.said}
+        short = {} if self.shorter_than_s is None else {"shorter_than_s": self.shorter_than_s}
+        return {"part": self.part.value, "ok": self.ok, "said": self.said, **short}
 
 
 def tokens_verdict(turns: Sequence[Compared], tie: float, pressed: Pressed) -> Verdict:
@@ -56,9 +61,12 @@ def tokens_verdict(turns: Sequence[Compared], tie: float, pressed: Pressed) -> V
     return Verdict(Aspect.TOKENS, all(one.identical for one in turns), said)
 
 
-def signals_verdict(found: Signals) -> Verdict:
+def signals_verdict(found: Signals, min_s: float = 0.0) -> Verdict:
+    """``min_s``: shorter steps got no signal."""
     if found.asked < FEW_SIGNALS:
-        return Verdict(Aspect.SIGNALS, None, f"only {found.asked} steps could be asked to end: they are too short")
+        are_short = found.short >= FEW_SIGNALS
+        why = f"most take less than {1e3 * min_s:.0f} ms" if are_short else "they are too short"
+        return Verdict(Aspect.SIGNALS, None, f"only {found.asked} steps could be asked to end: {why}", min_s if are_short else None)
     times = detect_ms(found)
     after = f", after {times['p50']:.1f} ms (p50), {times['p99']:.1f} ms (p99)" if times["p50"] is not None else ""
     return Verdict(Aspect.SIGNALS, found.ended >= MIN_ENDED * found.asked, f"{found.ended} of {found.asked} steps asked to end did{after}")
