@@ -95,19 +95,19 @@ def plain(folder: Path) -> Path:
     return small_model(folder)
 
 
-def seeing(folder: Path) -> Path:
-    """BLIP-2 over OPT: an image becomes 8 tokens before the prompt. Among vision models, one that needs no torchvision."""
+def seeing(folder: Path, image_tokens: int = 8) -> Path:
+    """BLIP-2 over OPT: an image becomes ``image_tokens`` before the prompt. Among vision models, one that needs no torchvision."""
     import torch
     from transformers import AutoTokenizer, Blip2Config, Blip2ForConditionalGeneration, Blip2Processor, Blip2QFormerConfig, OPTConfig
     from transformers.models.blip.image_processing_pil_blip import BlipImageProcessorPil
     from transformers.models.blip_2.configuration_blip_2 import Blip2VisionConfig
 
-    target = folder / "seeing"
+    target = folder / f"seeing-{image_tokens}"
     if target.is_dir():
         return target
     tokenizer = AutoTokenizer.from_pretrained(embedded_model())
     pixels = BlipImageProcessorPil(size={"height": 32, "width": 32})
-    processor = Blip2Processor(pixels, tokenizer, num_query_tokens=8)  # which adds the token of images
+    processor = Blip2Processor(pixels, tokenizer, num_query_tokens=image_tokens)  # which adds the token of images
     narrow = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2}
     text = OPTConfig(
         vocab_size=VOCABULARY + 64,
@@ -126,7 +126,7 @@ def seeing(folder: Path) -> Path:
         vision_config=Blip2VisionConfig(**narrow, image_size=32, patch_size=16),
         qformer_config=Blip2QFormerConfig(**narrow, cross_attention_frequency=1, vocab_size=64),
         text_config=text,
-        num_query_tokens=8,
+        num_query_tokens=image_tokens,
         image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
     )
     torch.manual_seed(5)

@@ -11,7 +11,14 @@ from harvester.engine.launch.arguments import engine_arguments
 from harvester.engine.shared.steporder import SAFEPOINTS_KEY
 from harvester.model_config import ShareConfig
 
-CONTEXT_TOKENS, STEP_TOKENS, SLOTS = 512, 128, 12  # of the engines whose tokens are compared: many steps for few tokens
+CONTEXT_TOKENS, STEP_TOKENS, SLOTS = 512, 128, 12  # many steps for few tokens
+# Of the engines whose tokens are compared. Their prompts are text: an image that vLLM must not cut may have more tokens than such a step.
+SMALL = {
+    "max_model_len": CONTEXT_TOKENS,
+    "max_num_batched_tokens": STEP_TOKENS,
+    "max_num_seqs": SLOTS,
+    "language_model_only": True,
+}
 FEW_REQUESTS = 4  # that fit into the KV of the engine under pressure
 DETECT_MS = 2.0  # safepoints at most this far apart, so that short steps have several
 
@@ -29,8 +36,7 @@ class Subject:
 
     def small(self) -> dict[str, Any]:
         """Arguments of both engines whose tokens are compared. They include harvester's own, which the stock engine leaves out."""
-        limits = {"max_model_len": CONTEXT_TOKENS, "max_num_batched_tokens": STEP_TOKENS, "max_num_seqs": SLOTS}
-        return self._arguments(self.config, None, limits)
+        return self._arguments(self.config, None, SMALL)
 
     def pressed(self, shared: Path, request_blocks: int, longest_tokens: int, chaos: float) -> dict[str, Any]:
         """As `small`, with KV for few requests, no reserve, and steps with offline work that end at random with probability ``chaos``.
@@ -43,8 +49,7 @@ class Subject:
         if checkpoint.enabled == "auto":  # the verification finds out whether they may be on
             checkpoint = checkpoint.model_copy(update={"enabled": True})
         config = self.config.model_copy(update={"schedule": schedule, "share": share, "checkpoint": checkpoint})
-        limits = {"max_model_len": CONTEXT_TOKENS, "max_num_batched_tokens": STEP_TOKENS, "max_num_seqs": SLOTS}
-        values = self._arguments(config, shared, limits | {"num_gpu_blocks_override": few_blocks(request_blocks, longest_tokens)})
+        values = self._arguments(config, shared, SMALL | {"num_gpu_blocks_override": few_blocks(request_blocks, longest_tokens)})
         values["additional_config"][SAFEPOINTS_KEY]["chaos"] = chaos
         return values
 
