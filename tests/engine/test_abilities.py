@@ -58,7 +58,11 @@ def configured(model: Path, shared: Path, checkpoint: dict[str, Any] | None = No
 
 def off(vllm_config: Any) -> bool:
     """Whether no step ends early; workers and scheduler must agree on it."""
-    ours = vllm_config.additional_config
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from harvester.engine.vllm.platform import additional
+
+    ours = additional(vllm_config)
     told = ours["harvester"]["schedule"]["safepoints"] == "off"
     assert told == ("harvester_safepoints" not in ours)
     return told

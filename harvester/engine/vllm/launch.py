@@ -31,10 +31,11 @@ from harvester.engine.launch.defaults import CUDA_SLOTS, CUDA_STEP_TOKENS
 from harvester.engine.processes import forked
 from harvester.engine.shared.settings import KEY
 from harvester.engine.shared.state import SharedState
+from harvester.engine.shared.steporder import SAFEPOINTS_KEY
 from harvester.engine.vllm import surface
 from harvester.engine.vllm.frontend.answers import with_parsers
 from harvester.engine.vllm.frontend.client import HarvestLLM
-from harvester.engine.vllm.platform import additional, on_cpu
+from harvester.engine.vllm.platform import Additional, additional, on_cpu
 from harvester.errors import ConfigError, EngineStartError
 
 # Every process of vLLM sets this again. If it is the first variable of the environment, setproctitle cannot find the command line any more,
@@ -109,7 +110,8 @@ def configure(values: Mapping[str, Any]) -> tuple[Namespace, VllmConfig]:
     for line in lines:
         log.warning(line)
     vllm_config.scheduler_config.scheduler_cls = settled.scheduler_cls
-    vllm_config.additional_config = {**settled.additional, **({abilities.OFF_KEY: lines} if lines else {})}
+    found = {**settled.additional, **({abilities.OFF_KEY: lines} if lines else {})}
+    vllm_config.additional_config = Additional(found, ours=(KEY, SAFEPOINTS_KEY, abilities.OFF_KEY))
     return args, vllm_config
 
 

@@ -4,7 +4,7 @@ of the workers' buffers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -35,9 +35,23 @@ def accelerator_name() -> str:
     return str(platform.get_device_name())
 
 
+class Additional(dict[str, Any]):
+    """vLLM's `additional_config` with the user's own values alone. Harvester's settings are beside them, in ``ours``.
+
+    vLLM hashes the values for the key of its compiled graphs and for the `system_fingerprint` of answers. Harvester's settings name files
+    of one start and change no graph: with them among the values, each start would compile anew. Some layers of vLLM read a dict alone.
+    """
+
+    def __init__(self, values: Mapping[str, Any], ours: Collection[str]) -> None:
+        super().__init__({name: value for name, value in values.items() if name not in ours})
+        self.ours = {name: value for name, value in values.items() if name in ours}
+
+
 def additional(vllm_config: VllmConfig) -> Mapping[str, Any]:
-    """vLLM's `additional_config`, which holds harvester's settings; empty if it is no dict: vLLM passes on any hashable object."""
+    """vLLM's `additional_config` and harvester's settings; empty if it is no dict: vLLM passes on any hashable object."""
     found = vllm_config.additional_config
+    if isinstance(found, Additional):
+        return {**found, **found.ours}
     return found if isinstance(found, dict) else {}
 
 

@@ -1,0 +1,69 @@
+"""The key under which vLLM keeps compiled graphs is the same at each start, and harvester's settings have no part in it."""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harvester.config import parse_config
+from harvester.engine.embedded import embedded_model
+from harvester.engine.shared.state import SharedState
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # vLLM's own
+    from harvester.engine.launch.arguments import engine_arguments
+    from harvester.engine.vllm.launch import configure
+    from harvester.engine.vllm.platform import additional
+
+pytestmark = pytest.mark.engine
+
+
+@pytest.fixture
+def shared() -> Iterator[Path]:
+    state = SharedState.make()
+    yield state.path
+    state.remove()
+
+
+def configured(shared: Path, **given: Any) -> Any:
+    config = parse_config(given, "test")
+    return configure(engine_arguments(config, str(embedded_model()), "m", cpu=True, embedded=True, shared=shared))[1]
+
+
+def key(**given: Any) -> str:
+    """Of one start, which has its own shared state."""
+    state = SharedState.make()
+    try:
+        return str(configured(state.path, **given).compute_hash())
+    finally:
+        state.remove()
+
+
+OWN = {"gdn_prefill_backend": "triton"}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{}, {"slo": {"ttft_slo_ms": 500}}, {"schedule": {"safepoints": "off"}}, {"share": {"reserved_slots": 3}}],
+    ids=["nothing", "slo", "schedule", "share"],
+)
+def test_each_start_finds_the_graphs_of_the_one_before(given: dict[str, Any]) -> None:
+    assert key(**given) == key()
+
+
+def test_values_of_the_user_are_in_the_key() -> None:
+    assert key(engine={"additional_config": OWN}) == key(engine={"additional_config": OWN}) != key()
+
+
+def test_every_process_of_the_engine_reads_the_settings_of_harvester(shared: Path) -> None:
+    found = configured(shared, engine={"additional_config": OWN})
+    assert dict(found.additional_config) == OWN, "where layers of vLLM look for it"
+    there = additional(pickle.loads(pickle.dumps(found)))
+    assert there == additional(found)
+    assert there["harvester"]["shared_state"] == there["harvester_safepoints"]["shared_state"] == str(shared)
+    assert there["gdn_prefill_backend"] == "triton"
