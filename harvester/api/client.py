@@ -25,7 +25,8 @@ from harvester.api.wire import SUBMIT_S, Address, AsyncWire, Wire
 SQL_S = 900.0
 J = TypeVar("J")
 IMPLIED = {"prompt": "ask", "labels": "classify", "schema": "extract", "to": "translate"}  # an option that one task alone has implies it
-_ANSWERS = {  # what a prompt becomes with labels or a schema: fields of a task, whose options are given as those of built-in tasks
+# What a prompt becomes with labels or a schema: fields of a task, whose options are given as those of built-in tasks.
+_ANSWERS: dict[str, dict[str, Any]] = {
     "labels": {"answer": "choice", "labels": "{labels}"},
     "schema": {"answer": "json", "json_schema": "{schema}", "max_tokens": 512},
 }

@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from connectors.base import Source
-from connectors.copied.snapshot import GROUP_ROWS
 from connectors.open import open_source
+from connectors.parquet.groups import GROUP_ROWS
 from harvester.errors import SourceError, StorageError
 
 

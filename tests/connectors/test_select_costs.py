@@ -17,7 +17,7 @@ import pytest
 
 from connectors.base import RowGroup, Source
 from connectors.copied import source as copied
-from connectors.copied.snapshot import Origin
+from connectors.copied.snapshot import Origin, write_snapshot
 from connectors.databases.database import Database
 from connectors.errors import CopyTooLargeError, StorageError
 from connectors.memory import MemorySource
@@ -85,7 +85,6 @@ SOURCES: dict[str, tuple[str, Callable[[Path], str], dict[str, Any]]] = {
 def written(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Rows of each copy that was written, in this order."""
     counts: list[int] = []
-    write = copied.write_snapshot
 
     def counting(path: Path, schema: pa.Schema, batches: Iterator[pa.RecordBatch], *about: Any) -> None:
         rows = 0
@@ -96,7 +95,7 @@ def written(monkeypatch: pytest.MonkeyPatch) -> list[int]:
                 rows += batch.num_rows
                 yield batch
 
-        write(path, schema, passed(), *about)
+        write_snapshot(path, schema, passed(), *about)
         counts.append(rows)
 
     monkeypatch.setattr(copied, "write_snapshot", counting)
@@ -138,8 +137,8 @@ def test_a_column_of_the_first_rows_has_the_type_of_all_its_rows(tmp_path: Path,
     with sqlite3.connect(tmp_path / "x.db") as connection:
         connection.execute("create table docs (id)")
         connection.executemany("insert into docs values (?)", [*((number,) for number in range(5_000)), ("none",)])
-    uri, options = (tmp_path / "x.csv", {}) if name == "csv" else (tmp_path / "x.db", {"table": "docs"})
-    with open_source(str(uri), selection=Selection(limit=10), **options) as source:
+    uri, table = (tmp_path / "x.csv", None) if name == "csv" else (tmp_path / "x.db", "docs")
+    with open_source(str(uri), table=table, selection=Selection(limit=10)) as source:
         assert (source.row_count, source.schema.field("id").type) == (10, pa.string())
 
 

@@ -232,7 +232,7 @@ def test_the_time_in_which_nobody_watched_counts_in_no_rate() -> None:
     rates = RateWindow()
     for second in range(12):
         rates.take([replica(float(second), busy_s=0.5 * second)])
-    counters = {"busy_s": 3500.0, "harvested_s": 3500.0}
+    counters: dict[str, Any] = {"busy_s": 3500.0, "harvested_s": 3500.0}
     (back,) = rates.take([replica(3600.0, **counters)])
     (next_look,) = rates.take([replica(3601.0, **counters)])
     assert (back["busy_time"], back["harvested_time"]) == (None, None)
