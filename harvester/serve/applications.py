@@ -15,10 +15,11 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ApplicationStatus
 
 from harvester.errors import EngineError
-from harvester.serve.deployments.actor import NAMESPACE, ledgers
+from harvester.serve.deployments.actor import ledgers
 from harvester.serve.deployments.openai_app import PREFIXES as OPENAI_PREFIXES
 from harvester.serve.deployments.scale.replicas import CHAT_APP, FURTHER
 from harvester.serve.deployments.scale.scaling import REPLICA
+from harvester.serve.machine.node import NAMESPACE
 from harvester.serve.machine.nodes import ELSEWHERE, root_cause
 
 JOBS_APP = "jobs"

@@ -38,7 +38,7 @@ from harvester.serve.applications import (
     running_replicas,
     tell_of_tries,
 )
-from harvester.serve.deployments.actor import NAMESPACE, end_other_ledgers, ledger_name, ledgers, start_ledger
+from harvester.serve.deployments.actor import end_other_ledgers, ledger_name, ledgers, start_ledger
 from harvester.serve.deployments.jobs_app import jobs_app
 from harvester.serve.deployments.openai_app import PREFIXES as OPENAI_PREFIXES
 from harvester.serve.deployments.openai_app import openai_apps
@@ -48,14 +48,11 @@ from harvester.serve.deployments.seam import next_attempt
 from harvester.serve.environment import joined_variables, use_haproxy
 from harvester.serve.http.forwarding import prefix_of
 from harvester.serve.machine.joined import SETUP, ingress_there, join, wait_elsewhere
-from harvester.serve.machine.node import OwnNode, ports_of_agents
+from harvester.serve.machine.node import QUIET, OwnNode
 from harvester.serve.machine.nodes import check_ports, session_logs, token_warning
 from harvester.serve.machine.port import check_port
-from harvester.serve.machine.room import own_cpus, shortage
-from harvester.serve.processes import mark_of
+from harvester.serve.machine.room import shortage
 from harvester.serve.reach import Reach, host_here
-from harvester.serve.runtime import ray_folder, runtime_folder
-from harvester.timers import patient_children
 from jobs.ledger.store.place import ledger_place
 
 if TYPE_CHECKING:
@@ -69,53 +66,42 @@ HARVEST_STOP_S = 5.0
 LOOK_S = 0.2
 STATUS_S = 1.0  # between two status queries: each costs Serve's controller 0.1 s of a core, which the starting applications need
 EVERYWHERE = "0.0.0.0"
-OBJECT_STORE_BYTES = 200 * 1024 * 1024  # only short messages go through it
 
 
 class Cluster:
     """Runs the applications in our own or a joined cluster. ``chat_app`` makes a model's, for chat and harvest, given the ledger's name.
 
-    ``hurry``: set when the server is not to wait for open chats any more.
+    ``hurry``: set when the server is not to wait for open chats any more. ``node``: the head node, if this process started it; else the
+    configured cluster is joined.
     """
 
-    def __init__(self, deployment: Deployment, chat_app: ChatApp, hurry: threading.Event) -> None:
+    def __init__(self, deployment: Deployment, chat_app: ChatApp, hurry: threading.Event, node: OwnNode | None = None) -> None:
         self._deployment = deployment
         self._hurry = hurry
         self._config = deployment.config  # in a joined cluster, once joined: with the ingress that runs there
         self._folder = deployment.folder
         self._chat_app = chat_app
         self._chats = (CHAT_APP, *map(chat_app_of, self._config.models))
-        self.node: OwnNode | None = None  # the head node, if this process started it
+        self.node = node
         self._ledger = ledger_name(self._folder.root)
         self._found: dict[str, bool] = {}  # an earlier server's applications in a joined cluster, and whether each has failed
         self._is_ours = self._config.address is None  # may we end what runs? In a joined cluster, once we know that it is no other server's
 
     def __enter__(self) -> Self:
-        options: dict[str, Any] = {"namespace": NAMESPACE, "log_to_driver": False, "configure_logging": False}
-        options["logging_level"] = logging.ERROR
         for name in ("ray", "ray.serve"):
             logging.getLogger(name).setLevel(logging.ERROR)
-        if self._config.address is None:
-            options |= {"address": "local", "num_cpus": own_cpus(self._config), "include_dashboard": False}
-            options |= {
-                "object_store_memory": OBJECT_STORE_BYTES,
-                "_temp_dir": str(ray_folder(runtime_folder(self._folder, mark_of(self._folder.root)))),
-            }
-            with patient_children(), ports_of_agents():
-                ray.init(**options)
-            self.node = OwnNode()
-        else:
-            self._join(self._config.address, options)
+        if self._config.address is not None:
+            self._join(self._config.address)
         self._link_logs()
         return self
 
-    def _join(self, address: str, options: dict[str, Any]) -> None:
+    def _join(self, address: str) -> None:
         """Join the cluster with the configured ingress or, if that is ``auto``, the one that Serve runs there. Raises `HarvesterError`."""
         ingress = "haproxy" if use_haproxy(self._config) else "proxy"
         while True:
             self._config = self._config.model_copy(update={"ingress": ingress})
             job = {"env_vars": joined_variables(self._config), "worker_process_setup_hook": SETUP}
-            join(address, runtime_env=job, **options)
+            join(address, runtime_env=job, **QUIET)
             found = ingress_there()
             if found in (None, ingress):
                 return

@@ -13,7 +13,7 @@ import psutil
 
 MARK = "HARVESTER_SERVER"
 # Processes of Ray and Serve, known by a word of their command line. Not the raylet: its children would inherit the settings.
-HOUSEKEEPING = ("gcs_server", "dashboard", "log_monitor", "monitor.py", "agent", "Agent", "ServeController")
+HOUSEKEEPING = ("gcs_server", "agent", "Agent", "ServeController")
 PROXY = "ProxyActor"  # behind HAProxy a fallback that gets no request
 HOUSEKEEPING_NICENESS = 10
 INGRESS = "HAProxyManager"  # its main thread only waits for signals; the other threads start HAProxy, which would inherit

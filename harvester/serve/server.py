@@ -169,8 +169,9 @@ def _end_joined(address: str, root: Path, told: Connection) -> None:
     import ray
 
     from harvester.serve.applications import leave
-    from harvester.serve.deployments.actor import NAMESPACE, ledger_name
+    from harvester.serve.deployments.actor import ledger_name
     from harvester.serve.machine.joined import join
+    from harvester.serve.machine.node import NAMESPACE
 
     logging.getLogger("ray").setLevel(logging.CRITICAL)
     try:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 import signal
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
@@ -76,6 +78,12 @@ def _serve(
 ) -> None:
     prepare_environment(deployment.config, deployment.folder, deployment.mark)
     told.send(("waiting", "Ray to start"))
+    node = None
+    if deployment.config.address is None:
+        from harvester.serve.machine.node import start_own_node
+
+        with imported_beside("harvester.serve.cluster"):
+            node = start_own_node(deployment.config, deployment.folder)
     from functools import partial
 
     from harvester.serve.cluster import Cluster
@@ -86,7 +94,7 @@ def _serve(
     if stop.is_set():
         return
     chat_app = deployment.chat_app or partial(replica_app, cpu=deployment.cpu)
-    with Cluster(deployment, chat_app, hurry) as cluster:
+    with Cluster(deployment, chat_app, hurry, node) as cluster:
         listen()  # again, because Ray has installed its own handlers
         look = partial(_look, cluster, front, told)
         cluster.deploy(stop, lambda kind, what: told.send((kind, what)), look)
@@ -96,6 +104,22 @@ def _serve(
         while not stop.wait(LOOK_S):
             look()
         cluster.drain()
+
+
+@contextmanager
+def imported_beside(name: str) -> Iterator[None]:
+    """Import a module in a thread during the block, which mostly waits. An import that fails does so again where the module is used."""
+
+    def load() -> None:
+        with suppress(Exception):
+            importlib.import_module(name)
+
+    thread = threading.Thread(target=load, name="import")
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
 
 
 def _look(cluster: Cluster, front: Front | None, told: Connection) -> None:

@@ -15,10 +15,9 @@ from ray import serve
 from ray.serve.config import ProxyLocation
 
 from harvester.serve.applications import has_failed, is_answering
-from harvester.serve.deployments.actor import NAMESPACE
 from harvester.serve.deployments.seam import next_attempt
 from harvester.serve.deployments.version import bound
-from harvester.serve.machine.node import ports_of_agents
+from harvester.serve.machine.node import NAMESPACE, ports_of_agents
 from harvester.timers import patient_children
 
 APP = "chat"

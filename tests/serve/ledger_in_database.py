@@ -13,7 +13,8 @@ from typing import Any
 import ray
 
 from harvester.errors import OwnerError, ReopenError, StorageError
-from harvester.serve.deployments.actor import NAMESPACE, LedgerActor, start_ledger
+from harvester.serve.deployments.actor import LedgerActor, start_ledger
+from harvester.serve.machine.node import NAMESPACE
 from jobs.ledger.ledger import Ledger
 from jobs.ledger.store.place import Place, PostgresPlace
 from jobs.spec import Lease, PartStats

@@ -19,6 +19,7 @@ from harvester.errors import NotFoundError, StorageError
 from harvester.logs import LogConfig
 from harvester.serve.deployments.ledger_host import LedgerHost
 from harvester.serve.deployments.version import digest_of
+from harvester.serve.machine.node import NAMESPACE
 from harvester.serve.processes import mark_of
 from jobs.config import DeadlineConfig
 from jobs.hint import Demand, SchedulingHint
@@ -28,7 +29,6 @@ from jobs.spec import JobChange, JobPlan, JobView, Lease, LeaseProgress, PartSta
 
 log = logging.getLogger("harvester.ledger")
 
-NAMESPACE = "harvester"
 _PREFIX = "ledger-"
 OPEN_WAIT_S = 300.0
 TOLD_S = 30.0  # timeout for asking a ledger what it was started with, and for its end
