@@ -13,8 +13,8 @@ from ray import serve
 from bench.harness.servers.scripted_replica import scripted_app
 from harvester.config import parse_config
 from harvester.engine.launch.models import choose_model
-from harvester.serve.deployments.actor import NAMESPACE
 from harvester.serve.deployments.scale.replicas import CHAT_APP
+from harvester.serve.machine.node import NAMESPACE
 from harvester.serve.processes import mark_of
 
 
