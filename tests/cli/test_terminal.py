@@ -40,7 +40,7 @@ def several(server, monkeypatch):
     real = server.answer
 
     def answer(method, path):
-        if path == "/api/jobs":
+        if path.partition("?")[0] == "/api/jobs":
             return 200, {"jobs": [views[0].model_dump(mode="json") for views in told.views.values()]}
         found = told.answer(path)
         return (200, found) if found else real(method, path)
