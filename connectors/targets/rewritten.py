@@ -22,8 +22,10 @@ _DIGEST = b"harvester.parts"
 
 
 class RewrittenFile(Closing):
-    """A `Target`: a Parquet file cannot grow, but it can be replaced in one step. Rows are in the order of the input: parts are put in the
-    order of their first row, since the number of a part that was split off a slice is higher than those of the rows behind it.
+    """A `Target`: a Parquet file cannot grow, but it can be replaced in one step.
+
+    Rows are in the order of the input, because parts are put in the order of their first rows. Their numbers do not tell it: a part that
+    was split off a slice has a higher number than the rows behind it.
 
     The file's own footer says which parts it holds, so that nothing else needs to be remembered.
     """

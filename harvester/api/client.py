@@ -106,9 +106,9 @@ class Calls(Generic[J]):
     def map(self, /, frame: Any, prompt: str, **fields: Any) -> Flow[Any]:
         """Answer ``prompt`` for each row, and wait. ``fields``: those of `submit`.
 
-        Returns an object of the kind of ``frame`` (pandas, polars, a relation, a list of dicts, else Arrow) with its columns, the answer
-        (``output``, or the columns of ``schema``) and ``error_message``, null where the row was answered. A pandas frame keeps its index,
-        so ``where``, ``sample`` and ``query`` are refused for it. Raises `JobFailedError`, `HarvesterError`.
+        Returns an object of the kind of ``frame``: pandas, polars, a relation, a list of dicts, else Arrow. It has the frame's columns, the
+        answer (``output``, or the columns of ``schema``) and ``error_message``, null where the row was answered. A pandas frame keeps its
+        index, so ``where``, ``sample`` and ``query`` are refused for it. Raises `JobFailedError`, `HarvesterError`.
         """
         check_aligned(frame, fields)
         job: Any = yield from self.submit(frame, prompt=prompt, **fields)

@@ -84,6 +84,7 @@ def _serve(
 
         with imported_beside("harvester.serve.cluster"):
             node = start_own_node(deployment.config, deployment.folder)
+            listen()  # again, because Ray has installed its own handlers
     from functools import partial
 
     from harvester.serve.cluster import Cluster
@@ -95,7 +96,7 @@ def _serve(
         return
     chat_app = deployment.chat_app or partial(replica_app, cpu=deployment.cpu)
     with Cluster(deployment, chat_app, hurry, node) as cluster:
-        listen()  # again, because Ray has installed its own handlers
+        listen()  # likewise, where it has joined one
         look = partial(_look, cluster, front, told)
         cluster.deploy(stop, lambda kind, what: told.send((kind, what)), look)
         if not stop.is_set():

@@ -2,7 +2,7 @@
 
 While the job holds less than its share of both slots and KV, its rows are admitted before those of other jobs. They may use reserved slots
 and KV that are free now; rows of other jobs may not. Of several such jobs a step serves the one that holds the fewest slots for its share,
-among those that it can give a row. A job keeps others out only while its next row waits for their rows: where its own rows or chat leave it
+among those that it can give a row. A job keeps others out only while its next row waits for their rows. Where its own rows or chat leave it
 no room, the others go on as if it had no guarantee.
 
 Chat stays first: an arrival that finds no slot or KV still preempts. Only with `above_slo` may a step exceed the SLO, so that offline work
