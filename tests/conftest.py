@@ -28,7 +28,7 @@ settings.load_profile("short")
 PURE = {"policy", "sim", "jobs", "docs", "ledger", "sql", "connectors", "cli", "jobs_api", "storage"}
 HEAVY = {"ray", "vllm", "torch"}
 # These ask the one server of `tests/serve/conftest.py`: one test process gets all of them, so that it starts once and not in each process.
-ONE_SERVER = {f"tests/serve/test_{name}.py" for name in ("batches", "browser", "chat", "jobs", "private_files", "reads")}
+ONE_SERVER = {f"tests/serve/test_{name}.py" for name in ("batches", "browser", "chat", "jobs", "private_files", "ray_node", "reads")}
 _HERE = Path(__file__).parent
 
 
