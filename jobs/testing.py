@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from math import ceil
-
-import pyarrow as pa
+from typing import Any
 
 from jobs.access.marks import UNMARKED, Marks
 from jobs.engine import PLAIN, ApiCall, Completion, EngineGone, Message, Prompt, Rendering, RowRequest
-from jobs.errors import NotFoundError
-from jobs.hint import SchedulingHint
-from jobs.ledger.counts import JobsNow
 from jobs.ledger.ledger import Ledger
-from jobs.spec import JobChange, JobPlan, JobSpec, JobView, Lease, LeaseProgress, PartStats, SliceSpec, SourceSpec
+from jobs.run.client import LedgerCalls, apply
+from jobs.spec import JobPlan, JobSpec, JobView, SliceSpec, SourceSpec
 from jobs.tasks.spec import Task
 from jobs.usage import Usage
 
 IMAGE_TOKENS = 50  # of each image that a scripted engine is shown
-VERBS = ("cancel", "pause", "resume", "retry")
 
 
 def last_line(prompt: Prompt) -> str:
@@ -208,93 +204,15 @@ def scripted_plan(
     return JobPlan(spec=spec, slices=tuple(slices))
 
 
-class DirectLedger:
+class DirectLedger(LedgerCalls):
     """A `Ledger` in this process behind the calls that a replica and the jobs application make. ``now_s`` is the wall clock."""
 
     def __init__(self, ledger: Ledger, now_s: Callable[[], float]) -> None:
         self.ledger = ledger
         self._now_s = now_s
 
-    async def lease(self, holder: str, model: str) -> Lease | None:
-        return self.ledger.lease(holder, model, self._now_s())
-
-    async def heartbeat(self, holder: str, progress: Sequence[LeaseProgress]) -> list[str]:
-        return self.ledger.heartbeat(holder, progress, self._now_s())
-
-    async def commit(self, lease_id: str, job_id: str, slice_id: int, stats: PartStats) -> bool:
-        return self.ledger.commit(lease_id, job_id, slice_id, stats, self._now_s())
-
-    async def release(self, lease_id: str) -> None:
-        self.ledger.release(lease_id, self._now_s())
-
-    async def wanted(self, holder: str) -> list[str]:
-        return self.ledger.wanted(holder)
-
-    async def split(self, lease_id: str, keep_rows: int) -> bool:
-        return self.ledger.split(lease_id, keep_rows)
-
-    async def hints(self) -> dict[str, SchedulingHint]:
-        return self.ledger.hints(self._now_s())
-
-    async def adjust(self, job_id: str, change: JobChange) -> JobView:
-        return self.ledger.adjust(job_id, change)
-
-    async def is_leased(self, lease_id: str) -> bool:
-        return self.ledger.is_leased(lease_id)
-
-    async def keep(self, lease_id: str, stats: PartStats) -> bool:
-        return self.ledger.keep(lease_id, stats, self._now_s())
-
-    async def reopen_slice(self, job_id: str, slice_id: int) -> None:
-        self.ledger.reopen_slice(job_id, slice_id, self._now_s())
-
-    async def fail(self, job_id: str, message: str) -> None:
-        self.ledger.fail(job_id, message, self._now_s())
-
-    async def refuse(self, lease_id: str, message: str) -> None:
-        self.ledger.refuse(lease_id, message, self._now_s())
-
-    async def say(self, job_id: str, message: str | None) -> None:
-        self.ledger.say(job_id, message)
+    async def _call(self, method: str, *args: Any) -> Any:
+        return apply(self.ledger, method, args, self._now_s())
 
     async def submit(self, plan: JobPlan, *, new: bool) -> tuple[JobView, bool]:
         return self.ledger.submit(plan, new=new)
-
-    async def jobs(self) -> list[JobView]:
-        return self.ledger.jobs()
-
-    async def newest(self, owner: str | None, count: int | None) -> tuple[list[JobView], int]:
-        return self.ledger.newest(owner, count)
-
-    async def now(self, ended: int, active: int | None = None) -> JobsNow:
-        return self.ledger.now(ended, active)
-
-    async def show(self, job_id: str) -> JobView:
-        return self.ledger.show(job_id)
-
-    async def is_read(self, folder: str) -> bool:
-        return self.ledger.is_read(folder)
-
-    async def remove(self, job_id: str) -> None:
-        self.ledger.remove(job_id)
-
-    async def change(self, job_id: str, verb: str) -> JobView:
-        if verb not in VERBS:
-            raise NotFoundError(f"unknown action {verb!r}; use cancel, pause, resume or retry")
-        view: JobView = getattr(self.ledger, verb)(job_id, self._now_s())
-        return view
-
-    async def counts(self) -> dict[str, dict[str, int]]:
-        return self.ledger.counts()
-
-    async def slices_leased(self, job_id: str) -> int:
-        return self.ledger.slices_leased(job_id)
-
-    async def expire(self) -> None:
-        self.ledger.expire(self._now_s())
-
-    async def table(self, name: str, without: tuple[str, ...] = ()) -> pa.Table:
-        return self.ledger.table(name, without)
-
-    async def specs(self, job_ids: Sequence[str]) -> dict[str, str]:
-        return self.ledger.specs(job_ids)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -231,13 +231,12 @@ class Ledger:
         """Record that the holder cannot read the job's source. The job fails once every living replica has refused it."""
         self._leasing.refuse(lease_id, message, now_s)
 
-    def living(self, model: str, *asked: Any) -> int:
+    def living(self, model: str, asker: str | None = None, *, now_s: float) -> int:
         """Number of replicas of ``model`` that were heard of within a lease's time, and the asker, a new one. 0 while none is known.
 
-        ``asked``: the asker, which replicas of an earlier version leave out, and the time.
+        Replicas of an earlier version leave the asker out.
         """
-        *asker, now_s = asked
-        return self._leasing.living(model, asker[0] if asker else None, now_s)
+        return self._leasing.living(model, asker, now_s)
 
     def expire(self, now_s: float) -> int:
         """Free the leases that were not renewed in time, and end the jobs whose deadline has passed. Returns how many leases."""

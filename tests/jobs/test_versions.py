@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
+from inspect import signature
 from typing import Any, TypeVar, get_args, get_type_hints
 
 import pytest
@@ -20,7 +21,7 @@ from jobs.hint import Demand, SchedulingHint
 from jobs.ledger.counts import JobsNow
 from jobs.ledger.ledger import Ledger
 from jobs.ledger.store.place import PostgresPlace
-from jobs.run.client import LedgerClient
+from jobs.run.client import TIMED, VERBS, LedgerCalls, LedgerClient
 from jobs.spec import JobPlan, Lease, PartStats
 from jobs.states import JobState
 from jobs.tasks.spec import Task
@@ -122,3 +123,11 @@ def test_all_that_is_sent_or_kept_pickled_is_read_from_another_version() -> None
     found = sent(*calls, *hints_of(JobsNow), PostgresPlace, JobPlan, ServeConfig, ModelChoice)
     assert {Lease, PartStats, SourceRules, SchedulingHint, Limits, Task} <= found
     assert [kind for kind in found if not issubclass(kind, Frozen) and vars(kind).get("__setstate__") is not _fill] == []
+
+
+def test_each_call_of_the_ledger_has_the_arguments_of_its_method_and_the_owner_adds_the_time() -> None:
+    calls = {name: [*signature(call).parameters] for name, call in vars(LedgerCalls).items() if not name.startswith("_")}
+    assert calls.pop("change") == ["self", "job_id", "verb"]
+    calls |= {verb: ["self", "job_id"] for verb in VERBS}
+    methods = {name: [*signature(getattr(Ledger, name)).parameters] for name in calls}
+    assert methods == {name: [*given, "now_s"] if name in TIMED else given for name, given in calls.items()}

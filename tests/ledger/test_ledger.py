@@ -192,25 +192,31 @@ def test_living_replicas_are_those_of_the_model_that_were_heard_of_within_a_leas
     lease = desk.leased("a")
     desk.lease("b")
     desk.ledger.lease("c", "another", desk.clock())
-    assert (desk.ledger.living(lease.job.model, None, desk.clock()), desk.ledger.living("another", None, desk.clock())) == (2, 1)
+    assert (desk.ledger.living(lease.job.model, now_s=desk.clock()), desk.ledger.living("another", now_s=desk.clock())) == (
+        2,
+        1,
+    )
     desk.clock.advance(LEASE_S / 2)
     desk.beat(lease, "a")
     desk.clock.advance(LEASE_S / 2)
-    assert (desk.ledger.living(lease.job.model, None, desk.clock()), desk.ledger.living("another", None, desk.clock())) == (1, 0)
+    assert (desk.ledger.living(lease.job.model, now_s=desk.clock()), desk.ledger.living("another", now_s=desk.clock())) == (
+        1,
+        0,
+    )
 
 
 def test_a_replica_that_asks_for_the_living_counts_itself_unless_the_ledger_knows_none(desk: Desk) -> None:
     desk.submit("docs-1", 1)
     model = desk.leased("a").job.model
-    assert [desk.ledger.living(model, asker, desk.clock()) for asker in (None, "a", "new")] == [1, 1, 2]
-    assert desk.ledger.living(model, None, desk.clock()) == 1, "to ask is not to be there"
-    assert desk.ledger.living("another", "new", desk.clock()) == 0
+    assert [desk.ledger.living(model, asker, now_s=desk.clock()) for asker in (None, "a", "new")] == [1, 1, 2]
+    assert desk.ledger.living(model, None, now_s=desk.clock()) == 1, "to ask is not to be there"
+    assert desk.ledger.living("another", "new", now_s=desk.clock()) == 0
 
 
 def test_a_replica_of_an_earlier_version_asks_in_its_own_words(desk: Desk) -> None:
     desk.submit("docs-1", 1)
     lease = desk.leased("a")
-    assert desk.ledger.living(lease.job.model, desk.clock()) == 1
+    assert desk.ledger.living(lease.job.model, now_s=desk.clock()) == 1
     assert (desk.ledger.holds(lease.lease_id), desk.ledger.held("docs-1")) == (True, 1)
 
 

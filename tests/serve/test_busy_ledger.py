@@ -132,3 +132,12 @@ def test_what_is_told_again_and_again_does_not_grow(tmp_path: Path, monkeypatch:
         with pytest.raises(OwnerError):
             host.call("jobs", (), False)
     assert len(traceback.extract_tb(over.__traceback__)) < 10
+
+
+def test_the_ledger_knows_which_calls_take_the_time_whatever_a_replica_of_another_build_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: ManualClock
+) -> None:
+    host = started(tmp_path, monkeypatch, again=False)
+    for told in ((), (False,), (True,)):
+        assert host.call("hints", (), *told) == {}
+        assert host.call("jobs", (), *told) == []

@@ -5,27 +5,25 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 from ray.util import list_named_actors
 
-from harvester.errors import NotFoundError, StorageError
+from harvester.errors import StorageError
 from harvester.logs import LogConfig
 from harvester.serve.deployments.ledger_host import LedgerHost
 from harvester.serve.deployments.version import digest_of
 from harvester.serve.machine.node import NAMESPACE
 from harvester.serve.processes import mark_of
 from jobs.config import DeadlineConfig
-from jobs.hint import Demand, SchedulingHint
-from jobs.ledger.counts import JobsNow
 from jobs.ledger.store.place import Place
-from jobs.spec import JobChange, JobPlan, JobView, Lease, LeaseProgress, PartStats, Spent
+from jobs.run.client import TIMED, LedgerCalls
+from jobs.spec import JobPlan, JobView
 
 log = logging.getLogger("harvester.ledger")
 
@@ -87,7 +85,7 @@ def start_ledger(
     handle: Any = actor.options(name=name, namespace=NAMESPACE, lifetime="detached", get_if_exists=True, **(options or {})).remote(
         *given, told, takes_over=ended
     )
-    opened = handle.call.remote("expire", (), True)
+    opened = handle.call.remote("expire", ())
     return lambda: _cause_of(lambda: ray.get(opened, timeout=OPEN_WAIT_S))
 
 
@@ -122,16 +120,17 @@ def _cause_of(work: Any) -> Any:
         raise StorageError(f"the ledger did not start: {str(error).splitlines()[-1]}") from error
 
 
-class LedgerActor:
-    """Implements `jobs.run.client.LedgerClient`, and more for the jobs application. Waits up to ``patience_s`` while the actor restarts."""
+class LedgerActor(LedgerCalls):
+    """The calls of the ledger through Ray. Waits up to ``patience_s`` while the actor restarts."""
 
     def __init__(self, name: str, patience_s: float = 60.0) -> None:
         self._name = name
         self._patience_s = patience_s
         self._handle: Any = None
 
-    async def _call(self, method: str, *args: Any, timed: bool = False) -> Any:
-        return await self._reach(lambda handle: handle.call.remote(method, args, timed))
+    async def _call(self, method: str, *args: Any) -> Any:
+        is_timed = method in TIMED  # read by a ledger of an earlier build
+        return await self._reach(lambda handle: handle.call.remote(method, args, is_timed))
 
     async def _reach(self, call: Any) -> Any:
         deadline_s = time.monotonic() + self._patience_s
@@ -148,103 +147,6 @@ class LedgerActor:
                     raise StorageError("the ledger does not answer; stop the server and start it again") from error
                 await asyncio.sleep(0.3)
 
-    async def lease(self, holder: str, model: str) -> Lease | None:
-        lease: Lease | None = await self._call("lease", holder, model, timed=True)
-        return lease
-
-    async def heartbeat(self, holder: str, progress: Sequence[LeaseProgress]) -> list[str]:
-        return list(await self._call("heartbeat", holder, list(progress), timed=True))
-
-    async def commit(self, lease_id: str, job_id: str, slice_id: int, stats: PartStats) -> bool:
-        return bool(await self._call("commit", lease_id, job_id, slice_id, stats, timed=True))
-
-    async def release(self, lease_id: str) -> None:
-        await self._call("release", lease_id, timed=True)
-
-    async def wanted(self, holder: str) -> list[str]:
-        return list(await self._call("wanted", holder))
-
-    async def split(self, lease_id: str, keep_rows: int) -> bool:
-        return bool(await self._call("split", lease_id, keep_rows))
-
-    async def hints(self) -> dict[str, SchedulingHint]:
-        return dict(await self._call("hints", timed=True))
-
-    async def demand(self, model: str) -> Demand:
-        demand: Demand = await self._call("demand", model, timed=True)
-        return demand
-
-    async def living(self, model: str, asker: str) -> int:
-        return int(await self._call("living", model, asker, timed=True))
-
-    async def adjust(self, job_id: str, change: JobChange) -> JobView:
-        view: JobView = await self._call("adjust", job_id, change)
-        return view
-
-    async def is_leased(self, lease_id: str) -> bool:
-        return bool(await self._call("holds", lease_id))  # a ledger of an earlier version knows no other name
-
-    async def keep(self, lease_id: str, stats: PartStats) -> bool:
-        return bool(await self._call("keep", lease_id, stats, timed=True))
-
-    async def reopen_slice(self, job_id: str, slice_id: int) -> None:
-        await self._call("reopen_slice", job_id, slice_id, timed=True)
-
-    async def fail(self, job_id: str, message: str) -> None:
-        await self._call("fail", job_id, message, timed=True)
-
-    async def refuse(self, lease_id: str, message: str) -> None:
-        await self._call("refuse", lease_id, message, timed=True)
-
-    async def say(self, job_id: str, message: str | None) -> None:
-        await self._call("say", job_id, message)
-
     async def submit(self, plan: JobPlan, *, new: bool) -> tuple[JobView, bool]:
         view, created = await self._reach(lambda handle: handle.submit.remote(plan, new))
         return view, bool(created)
-
-    async def jobs(self) -> list[JobView]:
-        return list(await self._call("jobs"))
-
-    async def newest(self, owner: str | None, count: int | None) -> tuple[list[JobView], int]:
-        views, older = await self._call("newest", owner, count)
-        return list(views), int(older)
-
-    async def now(self, ended: int, active: int | None = None) -> JobsNow:
-        found: JobsNow = await self._call("now", ended, active)
-        return found
-
-    async def show(self, job_id: str) -> JobView:
-        view: JobView = await self._call("show", job_id)
-        return view
-
-    async def change(self, job_id: str, verb: str) -> JobView:
-        """``verb``: cancel, pause, resume or retry."""
-        if verb not in ("cancel", "pause", "resume", "retry"):
-            raise NotFoundError(f"unknown action {verb!r}; use cancel, pause, resume or retry")
-        view: JobView = await self._call(verb, job_id, timed=True)
-        return view
-
-    async def is_read(self, folder: str) -> bool:
-        return bool(await self._call("is_read", folder))
-
-    async def remove(self, job_id: str) -> None:
-        await self._call("remove", job_id)
-
-    async def spend(self, teller: str, number: int, spent: Sequence[Spent]) -> None:
-        await self._call("spend", teller, number, list(spent), timed=True)
-
-    async def counts(self) -> dict[str, dict[str, int]]:
-        return dict(await self._call("counts"))
-
-    async def slices_leased(self, job_id: str) -> int:
-        return int(await self._call("held", job_id))  # likewise
-
-    async def expire(self) -> None:
-        await self._call("expire", timed=True)
-
-    async def table(self, name: str, without: tuple[str, ...] = ()) -> pa.Table:
-        return await self._call("table", name, without)
-
-    async def specs(self, job_ids: Sequence[str]) -> dict[str, str]:
-        return dict(await self._call("specs", list(job_ids)))

@@ -20,6 +20,7 @@ from jobs.config import DeadlineConfig
 from jobs.ledger.clock import ClockWatch
 from jobs.ledger.ledger import Ledger
 from jobs.ledger.store.place import Place, PostgresPlace
+from jobs.run.client import apply
 from jobs.spec import JobPlan, JobView
 from jobs.storage.folder import StateFolder, keep_private
 from jobs.storage.hold import hold_ledger
@@ -74,14 +75,14 @@ class LedgerHost:
         """Digest of the arguments it was started with. Ray restarts it with the same, even if the configuration has changed since."""
         return self._told
 
-    def call(self, method: str, args: tuple[Any, ...], timed: bool) -> Any:
-        """Call a `Ledger` method; ``timed`` appends the time as an argument."""
+    def call(self, method: str, args: tuple[Any, ...], timed: bool = False) -> Any:
+        """`apply` a call to the ledger. ``timed`` is ignored: replicas of an earlier build send it."""
         by_s = self._clock.set_by_s()
         if by_s is not None:
             log.warning("clock_set by_s=%.1f", by_s)
             if self._ledger is not None:
                 self._ledger.clock_set(by_s)
-        return self._asked(lambda ledger: getattr(ledger, method)(*args, *((time.time(),) if timed else ())))
+        return self._asked(lambda ledger: apply(ledger, method, args, time.time()))
 
     def submit(self, plan: JobPlan, new: bool) -> tuple[JobView, bool]:
         view, created = self._asked(lambda ledger: ledger.submit(plan, new=new))
