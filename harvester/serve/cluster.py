@@ -40,6 +40,7 @@ from harvester.serve.applications import (
 )
 from harvester.serve.deployments.actor import end_other_ledgers, ledger_name, ledgers, start_ledger
 from harvester.serve.deployments.jobs_app import jobs_app
+from harvester.serve.deployments.ledger_host import LedgerSettings
 from harvester.serve.deployments.openai_app import PREFIXES as OPENAI_PREFIXES
 from harvester.serve.deployments.openai_app import openai_apps
 from harvester.serve.deployments.placement import head_node, ledger_options
@@ -53,7 +54,6 @@ from harvester.serve.machine.nodes import check_ports, session_logs, token_warni
 from harvester.serve.machine.port import check_port
 from harvester.serve.machine.room import shortage
 from harvester.serve.reach import Reach, host_here
-from jobs.ledger.store.place import ledger_place
 
 if TYPE_CHECKING:
     from harvester.serve.session import Deployment
@@ -129,10 +129,8 @@ class Cluster:
             end_other_ledgers(self._ledger)
             with publish(self._folder.cluster) as file:
                 file.write(f"{self._config.address}\n".encode())
-        place, options = ledger_place(self._folder), ledger_options(self._config)
         given = self._config
-        about = (given.harvest.lease_s, given.deadlines, options, given.logs, given.storage)
-        wait_opened = start_ledger(self._ledger, self._folder.root, place, *about)
+        wait_opened = start_ledger(self._ledger, LedgerSettings.of(given, self._folder), ledger_options(given))
         tell("waiting", "Ray Serve and its HAProxy to start")
         with suppress(TimeoutError):  # after 60 s of waiting for HAProxy; `_wait_running` waits longer
             serve.start(
@@ -143,14 +141,14 @@ class Cluster:
         wait_opened()
         self._folder.scale.unlink(missing_ok=True)  # this deployment starts with the configured numbers of replicas
         apps = [self._chat_target(None), *(self._chat_target(name) for name in given.models)]
-        told = (given, self._deployment.choice, self._folder.root, self._ledger)
-        jobs = jobs_app(*told, self._deployment.url, self._deployment.cpu, self._deployment.pid)
-        beside = {JOBS_APP: jobs} | openai_apps(*told)
+        one = self._deployment
+        jobs = jobs_app(given, one.choice, one.folder.root, self._ledger, one.url, cpu=one.cpu, pid=one.pid)
+        beside = {JOBS_APP: jobs} | openai_apps(given, one.choice, one.folder.root, self._ledger)
         apps += [self._target(app, name, PREFIXES[name]) for name, app in beside.items()]
         with suppress(TimeoutError):  # as above
             serve.run_many(apps, wait_for_applications_running=False)
         asks_no_token = token_warning(given.address, head_node()) if given.address is not None else None
-        for warning in filter(None, (asks_no_token, shortage(given, cpu=self._deployment.cpu))):
+        for warning in filter(None, (asks_no_token, shortage(given, cpu=one.cpu))):
             tell("warning", warning)
         tell("waiting", "the model to load, and the applications to answer")
         self._wait_running(stop, tell, look)

@@ -14,6 +14,7 @@ import ray
 
 from harvester.errors import OwnerError, ReopenError, StorageError
 from harvester.serve.deployments.actor import LedgerActor, start_ledger
+from harvester.serve.deployments.ledger_host import LedgerSettings
 from harvester.serve.machine.node import NAMESPACE
 from jobs.ledger.ledger import Ledger
 from jobs.ledger.store.place import Place, PostgresPlace
@@ -44,7 +45,7 @@ def start_error(state: Path, place: Place, lease_s: float, wait_s: float) -> str
     end_s = time.monotonic() + wait_s
     while True:
         try:
-            start_ledger(NAME, state, place, lease_s)()
+            start_ledger(NAME, LedgerSettings(state=state, place=place, lease_s=lease_s))()
         except StorageError as error:
             if time.monotonic() >= end_s:
                 return error.message
@@ -56,7 +57,7 @@ def start_error(state: Path, place: Place, lease_s: float, wait_s: float) -> str
 async def main(url: str, state: Path) -> None:
     ray.init(address="local", num_cpus=1, namespace=NAMESPACE, log_to_driver=False, include_dashboard=False)
     place = PostgresPlace(url, "folder-1")
-    start_ledger(NAME, state, place, 600.0)()
+    start_ledger(NAME, LedgerSettings(state=state, place=place, lease_s=600.0))()
     client = LedgerActor(NAME)
     await client.submit(scripted_plan("docs-1", 18, 3), new=True)
     first = await lease(client)
@@ -72,7 +73,7 @@ async def main(url: str, state: Path) -> None:
     tell(after_restart=await commit(client, second), rows_ok=(await client.show("docs-1")).rows_ok)
     third = await lease(client)
     for lease_s in (600.0, 900.0):  # as before, and by another configuration
-        start_ledger(NAME, state, place, lease_s)()
+        start_ledger(NAME, LedgerSettings(state=state, place=place, lease_s=lease_s))()
     fourth = await lease(client)
     tell(other=await commit(client, third), lasts=fourth.expires_at_s - time.time() > 700.0)
     tell(away=start_error(state, place, 1200.0, 0.0))

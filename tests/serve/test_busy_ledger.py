@@ -11,9 +11,8 @@ import pytest
 
 from harvester.config import ServeConfig
 from harvester.errors import OwnerError, StateError, StorageError
-from jobs.config import DeadlineConfig
+from jobs.config import HarvestConfig
 from jobs.ledger.ledger import Ledger
-from jobs.ledger.store.place import ledger_place
 from jobs.spec import JobPlan, LeaseProgress
 from jobs.storage.folder import StateFolder
 from jobs.storage.hold import repairing
@@ -38,8 +37,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
 
 def started(path: Path, monkeypatch: pytest.MonkeyPatch, *, again: bool, takes_over: bool = False) -> ledger_host.LedgerHost:
     monkeypatch.setattr("ray.get_runtime_context", lambda: SimpleNamespace(was_current_actor_reconstructed=again))
-    given = (str(path), ledger_place(StateFolder(path)), LEASE_S, DeadlineConfig(), ServeConfig().logs, None)
-    return ledger_host.LedgerHost(*given, takes_over=takes_over)
+    settings = ledger_host.LedgerSettings.of(ServeConfig(harvest=HarvestConfig(lease_s=LEASE_S)), StateFolder(path))
+    return ledger_host.LedgerHost(settings, takes_over=takes_over)
 
 
 def test_holders_that_waited_for_a_busy_ledger_keep_their_leases(

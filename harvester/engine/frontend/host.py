@@ -86,8 +86,16 @@ class EngineHost:
 
     def offline(self, model: str, concurrency: int, max_image_bytes: int | None = None) -> OfflineEngine:
         """The engine for job rows that ask for ``model``. Call it once; `close` closes that engine too."""
-        about = (self._chat_template, model, concurrency, self.shared, max_image_bytes)
-        self._offline = OfflineEngine(self.llm, self._api, self._reasoning, *about)
+        self._offline = OfflineEngine(
+            self.llm,
+            self._api,
+            self._reasoning,
+            chat_template=self._chat_template,
+            model=model,
+            concurrency=concurrency,
+            shared=self.shared,
+            max_image_bytes=max_image_bytes,
+        )
         return self._offline
 
     def models(self) -> list[str]:

@@ -15,13 +15,10 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 from ray.util import list_named_actors
 
 from harvester.errors import StorageError
-from harvester.logs import LogConfig
-from harvester.serve.deployments.ledger_host import LedgerHost
+from harvester.serve.deployments.ledger_host import LedgerHost, LedgerSettings
 from harvester.serve.deployments.version import digest_of
 from harvester.serve.machine.node import NAMESPACE
 from harvester.serve.processes import mark_of
-from jobs.config import DeadlineConfig
-from jobs.ledger.store.place import Place
 from jobs.run.client import TIMED, LedgerCalls
 from jobs.spec import JobPlan, JobView
 
@@ -62,35 +59,25 @@ def end_other_ledgers(own: str) -> None:
                 ray.kill(ray.get_actor(name, namespace=NAMESPACE))
 
 
-def start_ledger(
-    name: str,
-    state: Path,
-    place: Place,
-    lease_s: float,
-    deadlines: DeadlineConfig | None = None,
-    options: dict[str, Any] | None = None,
-    logs: LogConfig | None = None,
-    storage: str | None = None,
-) -> Callable[[], None]:
-    """Start the ledger's actor, unless the cluster runs it already, with the same arguments and of this version.
+def start_ledger(name: str, settings: LedgerSettings, options: dict[str, Any] | None = None) -> Callable[[], None]:
+    """Start the ledger's actor, unless the cluster runs it already, with the same settings and options and of this version.
 
     ``options``: Ray's, for its placement. A ledger that was started with others, as on a head that has gone since, is replaced.
 
     Returns a function that waits until the ledger is open, and raises the ledger's own error.
     """
-    given = (str(state), place, lease_s, deadlines or DeadlineConfig(), logs or LogConfig(), storage)
-    told = digest_of(*given, options)
-    ended = _ended_other(name, told)
+    digest = digest_of(settings, options)
+    ended = _ended_other(name, digest)
     actor: Any = ray.remote(num_cpus=0, max_restarts=-1)(LedgerHost)
     handle: Any = actor.options(name=name, namespace=NAMESPACE, lifetime="detached", get_if_exists=True, **(options or {})).remote(
-        *given, told, takes_over=ended
+        settings, digest, takes_over=ended
     )
     opened = handle.call.remote("expire", ())
     return lambda: _cause_of(lambda: ray.get(opened, timeout=OPEN_WAIT_S))
 
 
-def _ended_other(name: str, told: str) -> bool:
-    """End a ledger of that name that was started with other arguments, or cannot tell them. Returns whether there was one.
+def _ended_other(name: str, digest: str) -> bool:
+    """End a ledger of that name that was started with other settings, or cannot tell. Returns whether there was one.
 
     Raises `StorageError` where it does not end.
     """
@@ -99,7 +86,7 @@ def _ended_other(name: str, told: str) -> bool:
     handle: Any = ray.get_actor(name, namespace=NAMESPACE)
     with suppress(AttributeError, RayActorError, RayTaskError, GetTimeoutError):  # of an earlier version, failed or silent
         found: Any = ray.get(handle.told.remote(), timeout=TOLD_S)
-        if found == told:
+        if found == digest:
             return False
     log.warning("ledger_replaced name=%s", name)
     ray.kill(handle, no_restart=True)

@@ -22,12 +22,12 @@ from harvester.serve.access.gate import asking_everywhere
 from harvester.serve.access.keys import KeyRing
 from harvester.serve.deployments.actor import ledger_name, start_ledger
 from harvester.serve.deployments.jobs_app import jobs_app
+from harvester.serve.deployments.ledger_host import LedgerSettings
 from harvester.serve.deployments.openai_app import openai_apps
 from harvester.serve.deployments.placement import ledger_options
 from harvester.serve.deployments.replica import replica_app
 from harvester.serve.machine.device import device_of
 from jobs.ledger.store.move import ready_state
-from jobs.ledger.store.place import ledger_place
 from jobs.storage.folder import StateFolder, keep_private
 
 log = logging.getLogger("harvester.builder")
@@ -51,7 +51,7 @@ def chat(given: Arguments) -> serve.Application:
 
 def jobs(given: Arguments) -> serve.Application:
     config, choice, state, ledger = _prepared(given)
-    return jobs_app(config, choice, state, ledger, f"http://{config.host}:{config.port}", device_of(config) == "cpu", None)
+    return jobs_app(config, choice, state, ledger, f"http://{config.host}:{config.port}", cpu=device_of(config) == "cpu", pid=None)
 
 
 def files(given: Arguments) -> serve.Application:
@@ -80,9 +80,7 @@ def _prepared(given: Arguments) -> tuple[ServeConfig, ModelChoice, Path, str]:
         log.warning("no_api_key every request but health is refused; make a key in the head's pod: harvester key add NAME")
     config = config.model_copy(update={"sources": config.sources.with_roots(None)})
     name = ledger_name(folder.root)
-    where = ledger_options(config)
-    about = (config.harvest.lease_s, config.deadlines, where, config.logs, config.storage)
-    start_ledger(name, folder.root, ledger_place(folder), *about)()
+    start_ledger(name, LedgerSettings.of(config, folder), ledger_options(config))()
     choice = choose_model(config.model, config.served_model_name, elsewhere=True)
     if config.models:
         raise ConfigError("models: one model for each application here; deploy several with harvester serve --address auto")

@@ -92,14 +92,14 @@ class JobsApp:
             actor,
             JobPlanner(folder, config.harvest, choice.name, config.sources, config.secrets, self._models, notes),
             self._info,
-            self._replicas.profile,
-            Broadcaster(FrameSource(self._replicas.now, actor, bounds, None if waking is None else waking.is_asleep)),
-            gate_of(config, folder.keys, tracer=tracer_of(config.traces, "jobs")),
-            queries,
-            Fleet(actor, self._replicas.metrics, choice.name, partial(self._scale.all_wanted, choice.name)),
-            self._history,
-            self._rescale,
-            None if waking is None else waking.wake,
+            profile=self._replicas.profile,
+            broadcaster=Broadcaster(FrameSource(self._replicas.now, actor, bounds, None if waking is None else waking.is_asleep)),
+            gate=gate_of(config, folder.keys, tracer=tracer_of(config.traces, "jobs")),
+            queries=queries,
+            fleet=Fleet(actor, self._replicas.metrics, choice.name, partial(self._scale.all_wanted, choice.name)),
+            history=self._history,
+            scale=self._rescale,
+            wake=None if waking is None else waking.wake,
         )
 
     async def __serve_build_asgi_app__(self) -> FastAPI:

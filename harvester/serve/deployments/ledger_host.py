@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 
 import ray
 
@@ -17,14 +17,18 @@ from harvester.errors import DamageError, HarvesterError, OwnerError, ReopenErro
 from harvester.logs import LogConfig, write_logs
 from harvester.serve.processes import lower_priority
 from jobs.config import DeadlineConfig
+from jobs.frozen import Frozen
 from jobs.ledger.clock import ClockWatch
 from jobs.ledger.ledger import Ledger
-from jobs.ledger.store.place import Place, PostgresPlace
+from jobs.ledger.store.place import Place, PostgresPlace, ledger_place
 from jobs.run.client import apply
 from jobs.spec import JobPlan, JobView
 from jobs.storage.folder import StateFolder, keep_private
 from jobs.storage.hold import hold_ledger
 from jobs.storage.place import state_folder
+
+if TYPE_CHECKING:
+    from harvester.config import ServeConfig
 
 log = logging.getLogger("harvester.ledger")
 
@@ -34,6 +38,28 @@ PAUSE_S = 0.05  # if more passes between two calls, no call was waiting
 AGAIN_S = 5.0  # between two tries to open a ledger that could not be opened
 
 
+class LedgerSettings(Frozen):
+    """What a ledger is started with. Ray starts the actor again with the same, even if the configuration has changed since."""
+
+    state: Path
+    place: Place
+    lease_s: float
+    deadlines: DeadlineConfig = DeadlineConfig()
+    logs: LogConfig = LogConfig()
+    storage: str | None = None
+
+    @classmethod
+    def of(cls, config: ServeConfig, folder: StateFolder) -> Self:
+        return cls(
+            state=folder.root,
+            place=ledger_place(folder),
+            lease_s=config.harvest.lease_s,
+            deadlines=config.deadlines,
+            logs=config.logs,
+            storage=config.storage,
+        )
+
+
 class LedgerHost:
     """The actor. Calls arrive one at a time. A restarted actor, or one that takes over, opens the ledger again and continues.
 
@@ -41,24 +67,13 @@ class LedgerHost:
     an actor whose constructor failed. A ledger that was replaced by another tells every caller so, and decides nothing any more.
     """
 
-    def __init__(
-        self,
-        state: str,
-        place: Place,
-        lease_s: float,
-        deadlines: DeadlineConfig,
-        logs: LogConfig,
-        storage: str | None,
-        told: str = "",
-        *,
-        takes_over: bool = False,
-    ) -> None:
-        """``told``: digest of the other arguments. ``takes_over``: from an actor with another digest, whose leases go on."""
+    def __init__(self, settings: LedgerSettings, digest: str = "", *, takes_over: bool = False) -> None:
+        """``digest``: of what it is started with. ``takes_over``: from an actor with another digest, whose leases go on."""
         lower_priority()
         keep_private()
         again = ray.get_runtime_context().was_current_actor_reconstructed
-        self._opening = _Opening(Path(state), place, lease_s, deadlines, logs, storage)
-        self._told, self._queue = told, BusyQueue()
+        self._opening = _Opening(settings)
+        self._digest, self._queue = digest, BusyQueue()
         self._clock = ClockWatch(time.time, time.monotonic)
         self._try_at_s = 0.0
         self._over: OwnerError | None = None
@@ -72,8 +87,8 @@ class LedgerHost:
             self._opening.folder().forget_unmade({view.id for view in self._ledger.jobs()})
 
     def told(self) -> str:
-        """Digest of the arguments it was started with. Ray restarts it with the same, even if the configuration has changed since."""
-        return self._told
+        """Digest of what it was started with."""
+        return self._digest
 
     def call(self, method: str, args: tuple[Any, ...], timed: bool = False) -> Any:
         """`apply` a call to the ledger. ``timed`` is ignored: replicas of an earlier build send it."""
@@ -148,33 +163,34 @@ class BusyQueue:
 
 
 class _Opening:
-    """Opens the ledger, as often as it must be, with the same arguments."""
+    """Opens the ledger, as often as it must be, with the same settings."""
 
-    def __init__(self, root: Path, place: Place, lease_s: float, deadlines: DeadlineConfig, logs: LogConfig, storage: str | None) -> None:
-        self._root, self._place, self._lease_s, self._deadlines, self._logs, self._storage = root, place, lease_s, deadlines, logs, storage
+    def __init__(self, settings: LedgerSettings) -> None:
+        self._settings = settings
         self._folder: StateFolder | None = None
         self._opener, self._was_open = secrets.token_hex(4), False
         self._held: int | None = None  # a lock against `harvester repair`, from the first opening to the end of the process
 
     def folder(self) -> StateFolder:
         if self._folder is None:
-            folder = state_folder(self._root, self._storage)
-            write_logs(self._logs, folder.logs, "ledger")
+            folder = state_folder(self._settings.state, self._settings.storage)
+            write_logs(self._settings.logs, folder.logs, "ledger")
             self._folder = folder
         return self._folder
 
     def open(self, *, new_server: bool, wait_s: float) -> Ledger:
         """Waits up to ``wait_s`` for the lock of a killed owner. Raises `HarvesterError`, `OSError`."""
         folder, deadline_s = self.folder(), time.monotonic() + wait_s
-        options: dict[str, Any] = {"deadlines": self._deadlines, "mirror": folder.mirror}
-        place = self._place
+        settings = self._settings
+        options: dict[str, Any] = {"deadlines": settings.deadlines, "mirror": folder.mirror}
+        place = settings.place
         if isinstance(place, PostgresPlace):
             place = replace(place, opener=self._opener, reopens=self._was_open)
         while True:
             try:
                 if self._held is None:
                     self._held = hold_ledger(folder)
-                found = Ledger(place, folder.jobs, lease_s=self._lease_s, now_s=time.time(), new_server=new_server, **options)
+                found = Ledger(place, folder.jobs, lease_s=settings.lease_s, now_s=time.time(), new_server=new_server, **options)
             except StorageError as error:
                 is_lost = self._was_open and isinstance(error, OwnerError)
                 if is_lost or isinstance(error, DamageError) or time.monotonic() > deadline_s:
