@@ -16,7 +16,7 @@ from harvester.serve.access.identity import Identity
 from harvester.serve.http.jobs.intake import Intake, size_of
 from harvester.serve.http.jobs.upload import receive
 from harvester.serve.http.jobs.uploads_api import Uploads
-from harvester.serve.openai.errors import answer_of
+from harvester.serve.refusals import answer_of
 from jobs.access.limits import Limits
 from jobs.batches.files import FileStore
 from jobs.config import HarvestConfig

@@ -14,7 +14,7 @@ from harvester.serve.access.keys import KeyRing
 from harvester.serve.access.routes import JOBS_ROUTES
 from harvester.serve.access.wall import guard
 from harvester.serve.http.asleep import add_asleep
-from harvester.serve.openai.errors import answer_of
+from harvester.serve.refusals import answer_of
 
 
 class Asked:

@@ -24,7 +24,7 @@ from harvester.serve.access.identity import Identity
 from harvester.serve.access.routes import OPEN, SHUT, Route, RouteTable
 from harvester.serve.access.traced import Traced
 from harvester.serve.access.who import remember
-from harvester.serve.openai.errors import answer_of
+from harvester.serve.refusals import answer_of
 from jobs.access.limits import check_class, check_json, check_own, check_size
 from jobs.access.media import check_media
 

@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse
 from harvester.errors import NoReplicaError, NotFoundError
 from harvester.serve.access.routes import CHAT_ROUTES, SHUT
 from harvester.serve.http.page import Asset
-from harvester.serve.openai.errors import error_answer
+from harvester.serve.refusals import error_answer
 
 Wake = Callable[[str | None], float]
 ASLEEP = "/asleep/{path:path}"

@@ -19,8 +19,8 @@ from harvester.errors import NoReplicaError
 from harvester.serve.access.body import again
 from harvester.serve.access.routes import CHAT_ROUTES, RouteTable
 from harvester.serve.access.wall import put_before
-from harvester.serve.openai.errors import answer_of
 from harvester.serve.reach import url_here
+from harvester.serve.refusals import answer_of
 
 CONNECT_S = 5.0
 LIST_S = 2.0  # timeout for the model list of another application

@@ -24,7 +24,7 @@ from harvester.serve.http.answers import Answers
 from harvester.serve.http.contract import refusal
 from harvester.serve.http.jobs.download import KINDS
 from harvester.serve.http.jobs.owned import AskedOnce, LedgerSpecs, own_table
-from harvester.serve.openai.objects import OpenAiRefusal
+from harvester.serve.refusals import OpenAiRefusal
 from jobs.ledger.store.statements import TABLES
 from jobs.sql.fetch import JOBS, fetch_results, jobs_named, newest_ids, tables_named
 from jobs.sql.pool import QueryPool

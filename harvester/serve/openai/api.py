@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from typing import Annotated, Any, BinaryIO, Literal
 
@@ -21,14 +22,17 @@ from harvester.serve.http.contract import describe, refusal
 from harvester.serve.http.disconnects import despite_disconnect
 from harvester.serve.http.jobs.intake import Intake, Receipt
 from harvester.serve.http.jobs.upload import Form, boundary_of, receive, too_large
-from harvester.serve.openai.errors import PlainJson, handle_errors
-from harvester.serve.openai.objects import BatchObject, FileDeleted, FileObject, OpenAiRefusal, Page, answers
+from harvester.serve.openai.errors import WORDING
+from harvester.serve.openai.objects import BatchObject, FileDeleted, FileObject, Page, answers
+from harvester.serve.refusals import OpenAiRefusal, PlainJson, install
 from jobs.batches.controller import BatchController
 from jobs.batches.files import FileStore, StoredFile, new_file_id, no_such_file
 from jobs.batches.page import list_object, page
 from jobs.batches.record import BatchWish, ExpiresAfter
 from jobs.batches.store import no_such_batch
 from jobs.threads import with_storage
+
+log = logging.getLogger("harvester.openai")
 
 CHUNK_BYTES = 1 << 20
 FORM_BYTES = 1 << 16  # allowance for the form around its file
@@ -88,7 +92,7 @@ def openai_api(
         redoc_url=None,
     )
     gate = gate or Gate()
-    handle_errors(app)
+    install(app, log, WORDING)
     describe(app, OpenAiRefusal, asks_for_key=gate.keys.asks_for_key)
     if files is not None:
         _files(app, files, intake or Intake(files), max_bytes)

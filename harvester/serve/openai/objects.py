@@ -16,19 +16,6 @@ class Whole(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-class RefusedWhy(Whole):
-    message: str
-    type: Literal["invalid_request_error", "server_error", "requests", "tokens"]
-    param: str | None
-    code: str | None
-
-
-class OpenAiRefusal(Whole):
-    """Body of every error."""
-
-    error: RefusedWhy
-
-
 class FileObject(Whole):
     id: str
     object: Literal["file"]

@@ -8,14 +8,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Annotated, Any, Protocol
 
 import pyarrow as pa
-from fastapi import FastAPI, Query, Request, Response
-from fastapi.exceptions import RequestValidationError
+from fastapi import FastAPI, Query, Response
 from pydantic import BaseModel, Field
-from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
 
 from harvester.core import __version__
-from harvester.errors import HarvesterError, NotFoundError, UsageError
+from harvester.errors import UsageError
 from harvester.serve.access.gate import Gate
 from harvester.serve.access.routes import JOBS_ROUTES
 from harvester.serve.access.wall import guard
@@ -39,8 +36,7 @@ from harvester.serve.http.metrics_api import Fleet, add_metrics
 from harvester.serve.http.page import add_assets
 from harvester.serve.http.seen_api import add_seen
 from harvester.serve.http.sql_api import add_sql
-from harvester.serve.openai.errors import answer_of, error_answer
-from harvester.serve.openai.objects import OpenAiRefusal
+from harvester.serve.refusals import OpenAiRefusal, PlainJson, Wording, answer_of, install
 from jobs.ledger.counts import JobsNow
 from jobs.plan.job import check_deadline
 from jobs.plan.planner import JobPlanner
@@ -127,7 +123,7 @@ def jobs_api(
     app = FastAPI(title="harvester jobs", version=__version__)
     gate = gate or Gate()
     describe(app, OpenAiRefusal, asks_for_key=gate.keys.asks_for_key)
-    _answer_errors(app)
+    install(app, log, _WORDING)
     _add_server(app, server_info, profile, scale)
     add_rows(app, ledger, planner.folder)
     uploads = add_uploads(app, ledger, planner.folder, planner.min_free_bytes)
@@ -152,32 +148,17 @@ def jobs_api(
     return app
 
 
-def _answer_errors(app: FastAPI) -> None:
-    @app.exception_handler(HarvesterError)
-    async def _refuse(request: Request, error: HarvesterError) -> Response:
-        return answer_of(error)
+def _invalid(first: dict[str, Any]) -> PlainJson:
+    where = ".".join(str(part) for part in first["loc"] if part != "body")
+    return answer_of(UsageError(f"{where or 'request'}: {first['msg'].removeprefix('Value error, ')}"))
 
-    @app.exception_handler(RequestValidationError)
-    async def _invalid(request: Request, error: RequestValidationError) -> Response:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"] if part != "body")
-        return answer_of(UsageError(f"{where or 'request'}: {first['msg'].removeprefix('Value error, ')}"))
 
-    @app.exception_handler(HTTPException)
-    async def _http(request: Request, error: HTTPException) -> Response:
-        asked = f"{request.method} {request.url.path}"
-        is_unknown = error.status_code in (404, 405)
-        message = f"unknown route {asked}; see /api/openapi.json" if is_unknown else str(error.detail)
-        return error_answer(error.status_code, message, code=(NotFoundError if is_unknown else UsageError).code)
-
-    @app.exception_handler(ClientDisconnect)
-    async def _gone(request: Request, error: ClientDisconnect) -> Response:
-        return answer_of(UsageError("the client hung up before the request was whole"))
-
-    @app.exception_handler(Exception)
-    async def _bug(request: Request, error: Exception) -> Response:
-        log.exception("jobs_bug path=%s", request.url.path, exc_info=error)
-        return answer_of(HarvesterError("the server failed; its log has the cause"))
+_WORDING = Wording(
+    unknown_route="unknown route {method} {path}; see /api/openapi.json",
+    bug="the server failed; its log has the cause",
+    code_of=lambda kind: kind.code,
+    invalid=_invalid,
+)
 
 
 def _add_server(app: FastAPI, server_info: ServerInfo, profile: Profile | None, scale: Rescale | None) -> None:

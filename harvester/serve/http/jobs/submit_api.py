@@ -18,7 +18,7 @@ from harvester.serve.http.jobs.plan_api import told_abilities
 from harvester.serve.http.jobs.planning import Planning
 from harvester.serve.http.jobs.uploads_api import Uploads
 from harvester.serve.http.seen_api import is_user_of
-from harvester.serve.openai.objects import OpenAiRefusal
+from harvester.serve.refusals import OpenAiRefusal
 from jobs.plan.planner import JobPlanner
 from jobs.spec import JobPlan, JobRequest, JobView
 from jobs.threads import with_storage
