@@ -24,7 +24,6 @@ from harvester.config import ServeConfig
 from harvester.engine.launch.models import ModelChoice
 from harvester.errors import ConfigError
 from harvester.model_config import ModelConfig
-from harvester.serve.access.origin import is_loopback
 from harvester.serve.applications import (
     JOBS_APP,
     PREFIXES,
@@ -46,9 +45,9 @@ from harvester.serve.deployments.openai_app import openai_apps
 from harvester.serve.deployments.placement import head_node, ledger_options
 from harvester.serve.deployments.scale.replicas import ANSWER_WAIT_S, CHAT_APP, chat_app_of
 from harvester.serve.deployments.seam import next_attempt
-from harvester.serve.environment import joined_variables, use_haproxy
+from harvester.serve.environment import EVERYWHERE, joined_variables, replica_host, use_haproxy
 from harvester.serve.http.forwarding import prefix_of
-from harvester.serve.machine.joined import SETUP, ingress_there, join, wait_elsewhere
+from harvester.serve.machine.joined import SETUP, check_listens, ingress_there, join, wait_elsewhere
 from harvester.serve.machine.node import QUIET, OwnNode
 from harvester.serve.machine.nodes import check_ports, session_logs, token_warning
 from harvester.serve.machine.port import check_port
@@ -65,7 +64,6 @@ ChatApp = Callable[[ServeConfig, ModelChoice, Path, str], serve.Application]
 HARVEST_STOP_S = 5.0
 LOOK_S = 0.2
 STATUS_S = 1.0  # between two status queries: each costs Serve's controller 0.1 s of a core, which the starting applications need
-EVERYWHERE = "0.0.0.0"
 
 
 class Cluster:
@@ -124,36 +122,50 @@ class Cluster:
 
         ``tell`` receives ``waiting`` and what is being waited for, or ``warning`` and a sentence; ``look`` is called repeatedly meanwhile.
         """
+        wait_opened = self._start_ledger()
+        tell("waiting", "Ray Serve and its HAProxy to start")
+        self._start_serve()
+        tell("waiting", "the ledger to open")
+        wait_opened()
+        self._deploy_apps(tell)
+        tell("waiting", "the model to load, and the applications to answer")
+        self._wait_running(stop, tell, look)
+        if self._found and not stop.is_set():  # Serve ignores a deployment with the same number as before
+            serve.get_app_handle(JOBS_APP).reset_scale.remote().result(timeout_s=ANSWER_WAIT_S)
+        self._wait_reachable(stop, tell, look)
+
+    def _start_ledger(self) -> Callable[[], None]:
+        """See `start_ledger`. In a joined cluster, once we know that it runs no other server's applications."""
         if self._config.address is not None:
             self._look_around()
             end_other_ledgers(self._ledger)
             with publish(self._folder.cluster) as file:
                 file.write(f"{self._config.address}\n".encode())
-        given = self._config
-        wait_opened = start_ledger(self._ledger, LedgerSettings.of(given, self._folder), ledger_options(given))
-        tell("waiting", "Ray Serve and its HAProxy to start")
+        return start_ledger(self._ledger, LedgerSettings.of(self._config, self._folder), ledger_options(self._config))
+
+    def _start_serve(self) -> None:
         with suppress(TimeoutError):  # after 60 s of waiting for HAProxy; `_wait_running` waits longer
             serve.start(
-                http_options=HTTPOptions(host=self._replica_host(), port=self._config.port),
+                http_options=HTTPOptions(host=replica_host(self._config), port=self._config.port),
                 logging_config=LoggingConfig(enable_access_log=False, log_level="WARNING"),
             )
-        tell("waiting", "the ledger to open")
-        wait_opened()
+
+    def _deploy_apps(self, tell: Callable[[str, str], None]) -> None:
         self._folder.scale.unlink(missing_ok=True)  # this deployment starts with the configured numbers of replicas
+        given, deployment = self._config, self._deployment
         apps = [self._chat_target(None), *(self._chat_target(name) for name in given.models)]
-        one = self._deployment
-        jobs = jobs_app(given, one.choice, one.folder.root, self._ledger, one.url, cpu=one.cpu, pid=one.pid)
-        beside = {JOBS_APP: jobs} | openai_apps(given, one.choice, one.folder.root, self._ledger)
+        told = (given, deployment.choice, deployment.folder.root, self._ledger)
+        jobs = jobs_app(*told, deployment.url, cpu=deployment.cpu, pid=deployment.pid)
+        beside = {JOBS_APP: jobs} | openai_apps(*told)
         apps += [self._target(app, name, PREFIXES[name]) for name, app in beside.items()]
         with suppress(TimeoutError):  # as above
             serve.run_many(apps, wait_for_applications_running=False)
         asks_no_token = token_warning(given.address, head_node()) if given.address is not None else None
-        for warning in filter(None, (asks_no_token, shortage(given, cpu=one.cpu))):
+        for warning in filter(None, (asks_no_token, shortage(given, cpu=deployment.cpu))):
             tell("warning", warning)
-        tell("waiting", "the model to load, and the applications to answer")
-        self._wait_running(stop, tell, look)
-        if self._found and not stop.is_set():  # Serve ignores a deployment with the same number as before
-            serve.get_app_handle(JOBS_APP).reset_scale.remote().result(timeout_s=ANSWER_WAIT_S)
+
+    def _wait_reachable(self, stop: threading.Event, tell: Callable[[str, str], None], look: Callable[[], None]) -> None:
+        given = self._config
         paths = (*PATHS, *(f"{prefix_of(name)}/" for name in given.models))
         if self._is_ingress_here():
             reach = Reach(host_here(given.host), given.port, paths)
@@ -197,16 +209,7 @@ class Cluster:
             check_ports(self._config.host, self._config.port, check_port)
             self._is_ours = True
             return
-        if http.port != self._config.port:
-            raise ConfigError(
-                f"Ray Serve listens on port {http.port} in the cluster at {self._config.address}, not on {self._config.port}; "
-                f"give --port {http.port}, or end Serve there first: serve shutdown"
-            )
-        if is_loopback(self._config.host) and not is_loopback(http.host or EVERYWHERE):
-            raise ConfigError(
-                f"Ray Serve listens on {http.host} in the cluster at {self._config.address}, not on {self._config.host} alone; "
-                f"give --host {http.host}, or end Serve there first: serve shutdown"
-            )
+        check_listens(self._config, http.host, http.port)
         routes = {CHAT_APP: "/", **{chat_app_of(name): prefix_of(name) for name in self._config.models}, **PREFIXES}
         if (other := in_the_way(client.get_serve_details()["applications"], routes)) is not None:
             raise ConfigError(
@@ -250,14 +253,6 @@ class Cluster:
     def _is_ingress_here(self) -> bool:
         """Whether this machine has an ingress: in a joined cluster only the head and machines with a replica do."""
         return self._config.address is None or ray.get_runtime_context().get_node_id() in serve.status().proxies
-
-    def _replica_host(self) -> str:
-        """Host on which replicas listen. HAProxy listens on ``host``; replicas behind it, where every node's HAProxy reaches them."""
-        if not use_haproxy(self._config):
-            return self._config.host
-        if self._config.address is None:
-            return "127.0.0.1"
-        return "::" if ":" in self._config.host else EVERYWHERE
 
     def _wait_running(self, stop: threading.Event, tell: Callable[[str, str], None], look: Callable[[], None]) -> None:
         told: set[str] = set()

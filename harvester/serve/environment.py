@@ -18,6 +18,7 @@ from harvester.serve.processes import MARK
 from harvester.serve.runtime import node_folder, runtime_folder
 from jobs.storage.folder import StateFolder
 
+EVERYWHERE = "0.0.0.0"
 LONGEST_STREAM_S = 3600  # after a reload, the old HAProxy may finish its streams for so long
 PORT_REST_S = 600  # before a port of a stopped replica is reused: an old HAProxy may still send to it
 LEAVES_S = 2  # a stopping replica accepts requests for so long, until every node's HAProxy knows
@@ -47,6 +48,15 @@ def use_haproxy(config: ServeConfig) -> bool:
     if config.ingress == "auto":
         return haproxy_available() and (config.address is None or not is_loopback(config.host))
     return config.ingress == "haproxy"
+
+
+def replica_host(config: ServeConfig) -> str:
+    """Host on which replicas listen. HAProxy listens on ``host``; replicas behind it, where every node's HAProxy reaches them."""
+    if not use_haproxy(config):
+        return config.host
+    if config.address is None:
+        return "127.0.0.1"
+    return "::" if ":" in config.host else EVERYWHERE
 
 
 def check_sleep(config: ServeConfig) -> None:

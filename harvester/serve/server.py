@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 import json
-import logging
 import multiprocessing
 import os
 import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from connectors.durable import publish
-from connectors.edge import MAX_TOLD, first_line
 from harvester.config import ServeConfig
-from harvester.errors import EngineError
+from harvester.engine.launch.models import ModelChoice
 from harvester.logs import write_logs
 from harvester.serve.access.gate import asking, check_listening
 from harvester.serve.access.origin import is_loopback
-from harvester.serve.environment import check_sleep, front_of, token_from
+from harvester.serve.environment import check_sleep, front_of
+from harvester.serve.ingress.front import Front
 from harvester.serve.machine.device import device_of
 from harvester.serve.machine.port import check_port
 from harvester.serve.notify import notify
@@ -37,9 +34,6 @@ from harvester.serve.supervisor import OnEvent, Supervisor
 from jobs.ledger.store.move import ready_state
 from jobs.sql.scratch import forget_scratch
 from jobs.storage.folder import StateFolder, keep_private
-
-LEAVE_S = 60.0  # for the applications of a dead server to end
-STILL_ENDING = 3  # exit code of the process that ends them: some are left
 
 
 def run(config: ServeConfig, state_dir: Path, on_event: OnEvent, chat_app: Any = None) -> None:
@@ -61,22 +55,9 @@ def run(config: ServeConfig, state_dir: Path, on_event: OnEvent, chat_app: Any =
         for line in _ready(folder, config):
             on_event("warning", {"message": line})
         open_to = check_listening(config, folder.keys)
-        check_sleep(config)
-        config = asking(config, folder.keys)
-        sources = config.sources.with_roots(Path.cwd() if is_loopback(config.host) else None)
-        config = config.model_copy(update={"sources": sources})
-        if config.address is None:  # in a joined cluster, the proxy of an earlier server of this state may hold the port
-            check_port(config.host, config.port)
+        config = _checked(config, folder)
         cpu = device_of(config) == "cpu"
-        from harvester.engine.launch.defaults import check_gpus, described
-        from harvester.engine.launch.models import choose_model, settled
-
-        if not cpu and config.address is None:
-            for one in (config, *map(config.of, config.models)):
-                check_gpus(one, beside_others=bool(config.models))
-        choice = choose_model(config.model, config.served_model_name, elsewhere=config.address is not None)
-        config, further = settled(config, choice.name)
-        engine = described(config, cpu=cpu, embedded=choice.embedded)
+        config, choice, further, engine = _chosen(config, cpu=cpu)
         url = url_here(config.host, config.port)
         on_event("starting", {"model": choice.name, "note": choice.note, "state": str(folder.root), "url": url, "engine": engine})
 
@@ -88,19 +69,50 @@ def run(config: ServeConfig, state_dir: Path, on_event: OnEvent, chat_app: Any =
 
         front = front_of(config, folder, mark)
         deployment = Deployment(config, folder, choice, further, url, mark, cpu, os.getpid(), chat_app)
-        try:
-            with held(runtime_folder(folder, mark)):
-                Supervisor(deployment, front, on_event, on_ready, began_s).run(stop, hurry)
-        finally:
-            if front is not None:
-                front.stop()
-            stop_marked(mark)
-            forget_scratch(mark)
-            clear(runtime_folder(folder, mark))
+        with _leaving_nothing(folder, mark, front):
+            Supervisor(deployment, front, on_event, on_ready, began_s).run(stop, hurry)
         if config.address is not None and folder.cluster.exists():
             told = "applications are left in the Ray cluster, where open chats may end; harvester stop waits for them and ends the rest"
             on_event("warning", {"message": told})
         on_event("stopped", {})
+
+
+def _checked(config: ServeConfig, folder: StateFolder) -> ServeConfig:
+    """The configuration with what the keys and the address imply. Raises `HarvesterError` if it cannot be served here."""
+    check_sleep(config)
+    config = asking(config, folder.keys)
+    sources = config.sources.with_roots(Path.cwd() if is_loopback(config.host) else None)
+    config = config.model_copy(update={"sources": sources})
+    if config.address is None:  # in a joined cluster, the proxy of an earlier server of this state may hold the port
+        check_port(config.host, config.port)
+    return config
+
+
+def _chosen(config: ServeConfig, *, cpu: bool) -> tuple[ServeConfig, ModelChoice, dict[str, ModelChoice], str]:
+    """The settled configuration, its model, its further models, and a line on the engine. Raises `HarvesterError` for what cannot fit."""
+    from harvester.engine.launch.defaults import check_gpus, described
+    from harvester.engine.launch.models import choose_model, settled
+
+    if not cpu and config.address is None:
+        for one in (config, *map(config.of, config.models)):
+            check_gpus(one, beside_others=bool(config.models))
+    choice = choose_model(config.model, config.served_model_name, elsewhere=config.address is not None)
+    config, further = settled(config, choice.name)
+    return config, choice, further, described(config, cpu=cpu, embedded=choice.embedded)
+
+
+@contextmanager
+def _leaving_nothing(folder: StateFolder, mark: str, front: Front | None) -> Iterator[None]:
+    """Hold the server's runtime folder within the block. However that ends, no process and no file of the server's is left."""
+    try:
+        with held(runtime_folder(folder, mark)):
+            yield
+    finally:
+        if front is not None:
+            front.stop()
+        stop_marked(mark)
+        forget_scratch(mark)
+        clear(runtime_folder(folder, mark))
 
 
 def _sweep(mark: str, on_event: OnEvent) -> None:
@@ -135,54 +147,6 @@ def _signals(stop: threading.Event, hurry: threading.Event) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def end_joined(address: str, state_dir: Path) -> None:
-    """End what a dead server left in the cluster at ``address``. Raises `EngineError`, also if some of it still ends."""
-    folder = StateFolder(state_dir.absolute())
-    with folder.locked():
-        context = multiprocessing.get_context("spawn")
-        ours, its = context.Pipe(duplex=False)
-        session = context.Process(target=_end_joined, args=(address, folder.root, its))
-        session.start()
-        session.join()
-        if session.exitcode == STILL_ENDING:
-            raise EngineError(
-                f"applications in the Ray cluster at {address} have not ended after {LEAVE_S:.0f} s, as open chats may take `drain_s`; "
-                "harvester stop again ends what is left"
-            )
-        if session.exitcode != 0:
-            reason = f": {ours.recv()}" if ours.poll() else ""
-            raise EngineError(
-                f"the applications in the Ray cluster at {address} could not be ended{reason}; end them there with: serve shutdown; "
-                f"if that cluster is gone for good, remove {folder.cluster}"
-            )
-        folder.cluster.unlink(missing_ok=True)
-        folder.server.unlink(missing_ok=True)  # of a dead server; those of earlier versions name the cluster
-
-
-def _end_joined(address: str, root: Path, told: Connection) -> None:
-    """Runs in a process of its own, because Ray may end it, and because it sets variables that the caller should not have."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    if token_from() is not None:
-        os.environ.setdefault("RAY_AUTH_MODE", "token")
-    import ray
-
-    from harvester.serve.applications import leave
-    from harvester.serve.deployments.actor import ledger_name
-    from harvester.serve.machine.joined import join
-    from harvester.serve.machine.node import NAMESPACE
-
-    logging.getLogger("ray").setLevel(logging.CRITICAL)
-    try:
-        join(address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.CRITICAL)
-        ending = leave(ledger_name(root), LEAVE_S, threading.Event())
-    except Exception as error:  # of Ray, of many kinds
-        told.send(first_line(error)[:MAX_TOLD])
-        sys.exit(1)
-    ray.shutdown()
-    if ending:
-        sys.exit(STILL_ENDING)
 
 
 @contextmanager

@@ -251,7 +251,7 @@ def test_stop_ends_what_a_server_without_a_process_left_in_a_cluster(cli, state,
     ended: list = []
     real = importlib.import_module
     serving = SimpleNamespace(end_joined=lambda *given: ended.append(given))
-    monkeypatch.setattr(importlib, "import_module", lambda name: serving if name == "harvester.serve.server" else real(name))
+    monkeypatch.setattr(importlib, "import_module", lambda name: serving if name == "harvester.serve.machine.leaving" else real(name))
     monkeypatch.setattr(serve_commands, "require_engine", lambda *modules: None)
     assert "stopped the applications in the Ray cluster at 10.0.0.1:6379" in cli("stop").stdout
     assert ended == [("10.0.0.1:6379", state)]

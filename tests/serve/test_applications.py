@@ -27,12 +27,12 @@ with warnings.catch_warnings():
     from ray.serve._private.common import DeploymentStatus, DeploymentStatusTrigger, ReplicaState
     from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview, DeploymentStatusOverview
 
-    from harvester.serve import applications, cluster, server
+    from harvester.serve import applications, cluster
     from harvester.serve.applications import are_anothers, has_failed, is_answering, leave
     from harvester.serve.deployments import actor
     from harvester.serve.deployments.replica import replica_app
     from harvester.serve.deployments.version import attempt_at
-    from harvester.serve.machine import joined, nodes
+    from harvester.serve.machine import joined, leaving, nodes
 
 OWN = "ledger-own"
 CHOICE = ModelChoice(path="/model", name="tiny", embedded=True, note=None)
@@ -248,7 +248,7 @@ def test_the_cluster_is_remembered_while_applications_are_left_there(
     ("code", "reason", "message"),
     [
         (0, None, None),
-        (server.STILL_ENDING, None, "harvester stop again"),
+        (leaving.STILL_ENDING, None, "harvester stop again"),
         (1, "no Ray cluster answers", "could not be ended: no Ray cluster answers; end them .* gone for good, remove .*cluster"),
         (-9, None, "could not be ended; end them there with: serve shutdown"),
     ],
@@ -268,7 +268,7 @@ def test_a_stop_without_a_server_forgets_the_cluster_once_all_has_ended(
     folder.prepare()
     folder.cluster.write_text("10.0.0.1:6379\n")
     with nullcontext() if message is None else pytest.raises(EngineError, match=message):
-        server.end_joined("10.0.0.1:6379", tmp_path)
+        leaving.end_joined("10.0.0.1:6379", tmp_path)
     assert folder.cluster.exists() is (message is not None)
 
 

@@ -25,8 +25,7 @@ async def test_a_replica_that_ends_tells_its_usage_after_its_last_chat() -> None
     still = SimpleNamespace(cancel=lambda: None)
     host, meter = SimpleNamespace(close=lambda: order.append("close")), SimpleNamespace(tell_last=noted("tell"))
     leaving = asyncio.create_task(noted("leave")())
-    tasks = dict.fromkeys(("_profiling", "_telling", "_asking", "_spreading"), still)
-    replica: Any = SimpleNamespace(**tasks, _leaving=leaving, _host=host, _meter=meter)
+    replica: Any = SimpleNamespace(_tasks=[still], _leaving=leaving, _host=host, _meter=meter)
     replica.stop_harvest, replica._usage_ledger = noted("stop"), None
     await Replica.__del__(replica)
     assert order == ["leave", "stop", "tell", "close"]

@@ -107,7 +107,7 @@ def _stop_without_process(here: Invocation) -> None:
         _say(here, f"no server is running on {here.state_dir}", stopped=False)
         return
     require_engine("ray")
-    importlib.import_module("harvester.serve.server").end_joined(address, here.state_dir)
+    importlib.import_module("harvester.serve.machine.leaving").end_joined(address, here.state_dir)
     _say(here, f"stopped the applications in the Ray cluster at {address}", stopped=True, address=address)
 
 

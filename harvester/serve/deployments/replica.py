@@ -8,6 +8,7 @@ import socket
 import sys
 import time
 import uuid
+from collections.abc import Callable, Coroutine
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
@@ -115,14 +116,16 @@ class Replica:
         self._profile = profile
         assert self._gate.meter is not None
         self._meter, self._usage_ledger = self._gate.meter, LedgerActor(ledger)
-        self._telling = asyncio.create_task(keep_running("usage", partial(self._meter.run, self._usage_ledger)))
         self._floor = Floor(config.replicas, choice.name, LedgerActor(ledger))
-        self._asking = asyncio.create_task(keep_running("floor", self._floor.run))
-        follow = partial(self._gate.quotas.follow, LedgerActor(ledger), choice.name, self._runner.holder)
-        self._spreading = asyncio.create_task(keep_running("quotas", follow))
+        beside: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {
+            "usage": partial(self._meter.run, self._usage_ledger),
+            "floor": self._floor.run,
+            "quotas": partial(self._gate.quotas.follow, LedgerActor(ledger), choice.name, self._runner.holder),
+        }
+        self._tasks = [asyncio.create_task(keep_running(name, run)) for name, run in beside.items()]
         self._harvest = asyncio.create_task(self._runner.run())
         self._leaving = asyncio.create_task(self._leave())
-        self._profiling = asyncio.create_task(self._measure(known=profile.is_file()))
+        self._tasks.append(asyncio.create_task(self._measure(known=profile.is_file())))
 
     async def _leave(self) -> None:
         """Stop harvesting as soon as Serve stops this replica; its chats end meanwhile."""
@@ -194,10 +197,8 @@ class Replica:
         return {**await self._host.profile(seconds), "path": str(self._profile)}
 
     async def __del__(self) -> None:
-        self._profiling.cancel()
-        self._telling.cancel()
-        self._asking.cancel()
-        self._spreading.cancel()
+        for task in self._tasks:
+            task.cancel()
         await self._leaving  # Serve waits `drain_s` for it, and for the chats before
         await self.stop_harvest()
         await self._meter.tell_last(self._usage_ledger)

@@ -15,8 +15,10 @@ import psutil
 import ray
 from ray.util import list_named_actors
 
-from harvester.errors import EngineError
-from harvester.serve.environment import asked_with
+from harvester.config import ServeConfig
+from harvester.errors import ConfigError, EngineError
+from harvester.serve.access.origin import is_loopback
+from harvester.serve.environment import EVERYWHERE, asked_with
 from harvester.serve.ingress.front import TOLD, forget_nodes, haproxy_here, write_launcher
 from harvester.serve.reach import Reach, unreached
 from harvester.serve.runtime import held, make_node_folder
@@ -130,6 +132,20 @@ def ingress_there() -> Literal["haproxy", "proxy"] | None:
     if any(hasattr(one, _OF_HAPROXY) for one in proxies):  # the head has a proxy of Serve's beside it
         return "haproxy"
     return "proxy" if proxies else None
+
+
+def check_listens(config: ServeConfig, host: str | None, port: int) -> None:
+    """``host``, ``port``: where Serve listens in the cluster. Raises `ConfigError` if the configuration says otherwise."""
+    if port != config.port:
+        raise ConfigError(
+            f"Ray Serve listens on port {port} in the cluster at {config.address}, not on {config.port}; "
+            f"give --port {port}, or end Serve there first: serve shutdown"
+        )
+    if is_loopback(config.host) and not is_loopback(host or EVERYWHERE):
+        raise ConfigError(
+            f"Ray Serve listens on {host} in the cluster at {config.address}, not on {config.host} alone; "
+            f"give --host {host}, or end Serve there first: serve shutdown"
+        )
 
 
 def wait_elsewhere(nodes: Collection[str], port: int, paths: tuple[str, ...], is_over: Callable[[], bool]) -> list[str]:
