@@ -19,7 +19,7 @@ from connectors.durable import publish
 from harvester.config import ServeConfig
 from harvester.engine.launch.models import ModelChoice
 from harvester.logs import write_logs
-from harvester.serve.access.gate import asking, check_listening
+from harvester.serve.access.gate import check_listening, requiring_keys_if_any
 from harvester.serve.access.origin import is_loopback
 from harvester.serve.environment import check_sleep, front_of
 from harvester.serve.ingress.front import Front
@@ -80,7 +80,7 @@ def run(config: ServeConfig, state_dir: Path, on_event: OnEvent, chat_app: Any =
 def _checked(config: ServeConfig, folder: StateFolder) -> ServeConfig:
     """The configuration with what the keys and the address imply. Raises `HarvesterError` if it cannot be served here."""
     check_sleep(config)
-    config = asking(config, folder.keys)
+    config = requiring_keys_if_any(config, folder.keys)
     sources = config.sources.with_roots(Path.cwd() if is_loopback(config.host) else None)
     config = config.model_copy(update={"sources": sources})
     if config.address is None:  # in a joined cluster, the proxy of an earlier server of this state may hold the port

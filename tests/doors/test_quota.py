@@ -102,7 +102,7 @@ def test_a_key_gets_its_rate_once_from_all_replicas_together(tmp_path: Path, clo
     monkeypatch.setattr("harvester.serve.access.gate.Meter", lambda quotas: None)  # a process can register its metrics only once
     monkeypatch.setattr("harvester.serve.access.gate.time.monotonic", clock)
     replicas = [gate_of(config, tmp_path / "keys.json", config.replicas.max) for _ in range(config.replicas.max)]
-    ann, passed = replicas[0].nobody, 0
+    ann, passed = replicas[0].keyless, 0
     for _ in range(6000):
         for one in replicas:
             with contextlib.suppress(QuotaError), one.quotas.entered(ann, 1):

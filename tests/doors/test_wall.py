@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse
 from harvester.config import ServeConfig
 from harvester.core import Role
 from harvester.errors import ConfigError
-from harvester.serve.access.gate import Gate, asking, check_listening, gate_of
+from harvester.serve.access.gate import Gate, check_listening, gate_of, requiring_keys_if_any
 from harvester.serve.access.identity import Identity
 from harvester.serve.access.keys import KeyFile, KeyRing
 from harvester.serve.access.origin import OriginCheck
@@ -415,10 +415,10 @@ def test_a_process_that_finds_no_key_asks_for_one_unless_its_server_needs_none(
 ) -> None:
     monkeypatch.delenv("VLLM_API_KEY", raising=False)
     config, keys = ServeConfig.model_validate(values), tmp_path / "keys.json"
-    assert asking(config, keys) == config
+    assert requiring_keys_if_any(config, keys) == config
     assert gate_of(config, keys).keys.asks_for_key() is asks
     KeyFile(keys).add("ann", [Role.CHAT])
-    begun = asking(config, keys)
+    begun = requiring_keys_if_any(config, keys)
     keys.unlink()
     assert gate_of(begun, keys).keys.asks_for_key(), "there was a key when the server began"
 
@@ -433,7 +433,7 @@ def test_a_gate_is_made_of_the_configuration(tmp_path: Any) -> None:
     gate = gate_of(config, tmp_path / "keys.json", replicas=2)
     found = gate.keys.identify("one")
     assert found is not None
-    assert (found.is_admin, found.limits.max_choices, gate.nobody.limits.max_choices) == (True, 3, 3)
+    assert (found.is_admin, found.limits.max_choices, gate.keyless.limits.max_choices) == (True, 3, 3)
     assert isinstance(gate.keys, KeyRing)
 
 

@@ -60,7 +60,7 @@ async def test_an_answer_to_a_key_ends_at_its_limit_whether_or_not_the_request_s
         return await asked_for(llm, given)
 
     nobody = Identity(None, frozenset({Role.ADMIN}), Limits(max_tokens=limit))
-    guard(app, RouteTable({"POST /say": CHAT}, model_requests=("POST /say",)), Gate(nobody=nobody))
+    guard(app, RouteTable({"POST /say": CHAT}, model_requests=("POST /say",)), Gate(keyless=nobody))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1:8000") as http:
         assert (await http.post("/say", json={})).json() == used
     assert await asked_for(llm, given) == given, "what a job's row asks is not the key's"

@@ -22,17 +22,17 @@ from harvester.serve.access.tokens import Several, Tokens
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
 
-NOBODY = Identity(None, frozenset({Role.ADMIN}))  # the caller on a server that asks for no key
+KEYLESS_ADMIN = Identity(None, frozenset({Role.ADMIN}))  # the caller on a server that asks for no key
 
 
 @dataclass(frozen=True)
 class Gate:
-    """Made once in each process. ``nobody``: the caller on a server that asks for no key. ``has_keys``: whether anybody has one."""
+    """Made once in each process. ``keyless``: the caller on a server that asks for no key. ``has_keys``: whether anybody has one."""
 
     keys: Authenticator = field(default_factory=KeyRing)
     origin: OriginCheck = field(default_factory=OriginCheck)
     quotas: Quotas = field(default_factory=lambda: Quotas(time.monotonic))
-    nobody: Identity = NOBODY
+    keyless: Identity = KEYLESS_ADMIN
     meter: Meter | None = None  # counts what the model is asked; None for an application without a model
     pace: Pace = field(default_factory=Pace)  # of bodies
     bodies: BodyRoom = field(default_factory=BodyRoom)  # that are being read
@@ -55,7 +55,7 @@ def gate_of(config: ServeConfig, keys: Path, replicas: int | None = None, tracer
         ring if tokens is None else Several([ring, Tokens(tokens, config.access.limits)]),
         OriginCheck(known_hosts(config.host, config.allowed_hosts), config.access.origins),
         quotas,
-        Identity(None, NOBODY.roles, config.access.limits),
+        Identity(None, KEYLESS_ADMIN.roles, config.access.limits),
         None if replicas is None else Meter(quotas),
         slo_classes=frozenset(config.slo.classes),
         media_hosts=frozenset(config.media_hosts),
@@ -64,26 +64,26 @@ def gate_of(config: ServeConfig, keys: Path, replicas: int | None = None, tracer
     )
 
 
-def asking(config: ServeConfig, keys: Path) -> ServeConfig:
+def requiring_keys_if_any(config: ServeConfig, keys: Path) -> ServeConfig:
     """The configuration for all processes of a server that starts: if there is a key now, each asks for one, whatever becomes of the file.
 
     A process that starts later may not find the file: it was lost, or the folder of another machine is behind.
     """
     if not KeyRing(config.api_keys, keys).asks_for_key():
         return config
-    return _closed(config)
+    return _with_keys_required(config)
 
 
-def asking_everywhere(config: ServeConfig, keys: Path) -> ServeConfig:
-    """`asking`, for processes whose listener is configured elsewhere, as Serve's is by KubeRay: ``host`` does not say who reaches them.
+def requiring_keys(config: ServeConfig, keys: Path) -> ServeConfig:
+    """As `requiring_keys_if_any`, where the listener is configured elsewhere, as Serve's is by KubeRay: ``host`` says not who reaches it.
 
     Each asks for a key, even while there is none, unless ``no_keys`` is true. Raises `ConfigError` for an ingress, as `check_listening`.
     """
     _check_ingress(config)
-    return _closed(config) if config.access.no_keys is None else asking(config, keys)
+    return _with_keys_required(config) if config.access.no_keys is None else requiring_keys_if_any(config, keys)
 
 
-def _closed(config: ServeConfig) -> ServeConfig:
+def _with_keys_required(config: ServeConfig) -> ServeConfig:
     return config.model_copy(update={"access": config.access.model_copy(update={"no_keys": False})})
 
 

@@ -33,7 +33,7 @@ REQUEST_ID = b"x-request-id"
 _NAME = re.compile(rb"[\w.:-]{1,128}", re.ASCII)
 _FURTHER = re.compile("0*[1-9][0-9]*")  # an offset behind the beginning
 RETRY_AFTER_S = 1
-STRANGER = Identity(None, frozenset())  # the caller of an open route
+ANONYMOUS = Identity(None, frozenset())  # the caller of an open route
 _NO_KEYS = "this server needs an API key, and there is none; make one where it runs, with: harvester key add NAME"
 _REFUSED = "this server needs an API key, but {what}; send one of its keys as Authorization: Bearer KEY (for commands: HARVESTER_API_KEY)"
 
@@ -95,7 +95,7 @@ class Wall:
         route = self._table.find(method, path)
         if route is None or route.needed == SHUT:
             raise NotFoundError(f"unknown route {method} {scope['path'][:80]}")
-        who = STRANGER if route.needed is OPEN else self._admit(route, headers)
+        who = ANONYMOUS if route.needed is OPEN else self._admit(route, headers)
         remember(scope, who, partial(self._is_known, who, route, headers))
         has_body = method not in ("GET", "HEAD")
         if has_body:
@@ -135,7 +135,7 @@ class Wall:
     def _admit(self, route: Route, headers: Headers) -> Identity:
         """The caller's identity. Raises `KeyRefusedError` or `RoleError`."""
         if not self._gate.keys.asks_for_key():
-            return self._gate.nobody
+            return self._gate.keyless
         scheme, _, key = headers.get("authorization", "").partition(" ")
         is_given = scheme.lower() == "bearer"
         who = self._gate.keys.identify(key.strip()) if is_given else None

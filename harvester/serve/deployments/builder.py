@@ -18,7 +18,7 @@ from ray import serve
 from harvester.config import ServeConfig, load_config
 from harvester.engine.launch.models import ModelChoice, choose_model, settled
 from harvester.errors import ConfigError, StateError
-from harvester.serve.access.gate import asking_everywhere
+from harvester.serve.access.gate import requiring_keys
 from harvester.serve.access.keys import KeyRing
 from harvester.serve.deployments.actor import ledger_name, start_ledger
 from harvester.serve.deployments.jobs_app import jobs_app
@@ -75,7 +75,7 @@ def _prepared(given: Arguments) -> tuple[ServeConfig, ModelChoice, Path, str]:
     keep_private()
     folder.prepare()
     _ready(folder, config)
-    config = asking_everywhere(config, folder.keys)
+    config = requiring_keys(config, folder.keys)
     if not config.access.no_keys and config.access.tokens is None and not KeyRing(config.api_keys, folder.keys).has_keys():
         log.warning("no_api_key every request but health is refused; make a key in the head's pod: harvester key add NAME")
     config = config.model_copy(update={"sources": config.sources.with_roots(None)})

@@ -15,7 +15,7 @@ from jobs.spec import JobView
 
 LATEST = "latest"
 _SPEC = "spec"  # a column of jobs
-_OF_NOBODY = ("harvest",)  # rates of the whole server, by model; `lengths` would show the names of others' tasks
+_SHARED_TABLES = ("harvest",)  # rates of the whole server, by model; `lengths` would show the names of others' tasks
 
 
 class LedgerJobs(Protocol):
@@ -87,9 +87,9 @@ async def own_active(ledger: LedgerNow, who: Identity) -> list[JobView]:
 
 
 async def own_table(ledger: LedgerTables, name: str, who: Identity) -> pa.Table:
-    """A table of the ledger, reduced to the rows that the caller may see. An administrator may see all, everybody those of `_OF_NOBODY`."""
+    """A table of the ledger, reduced to the rows that the caller may see. Administrators see all, everybody those of `_SHARED_TABLES`."""
     table = await ledger.table(name)
-    if who.is_admin or name in _OF_NOBODY:
+    if who.is_admin or name in _SHARED_TABLES:
         return table
     if "owner" in table.column_names:
         return table.filter(pc.field("owner") == who.name)
