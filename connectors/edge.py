@@ -87,10 +87,10 @@ def _unread(what: str, error: Exception) -> str:
 
 
 def _plain(error: Exception) -> str:
-    return told(first_line(error))
+    return quoted(first_line(error))
 
 
-def told(text: str) -> str:
+def quoted(text: str) -> str:
     """A line of a library as part of a message: without credentials, and not too long."""
     line = shown(text).rstrip(".")
     return line if len(line) <= MAX_TOLD else f"{line[:MAX_TOLD]}..."

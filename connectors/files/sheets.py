@@ -17,7 +17,7 @@ from pyarrow import fs
 
 from connectors.copied.snapshot import Origin
 from connectors.copied.source import Rows
-from connectors.edge import reading, told
+from connectors.edge import quoted, reading
 from connectors.errors import SourceError
 from connectors.files.cells import MAX_ADDRESS_BYTES, MAX_READ_S, Sheet
 from connectors.paths.files import DataFile
@@ -96,4 +96,4 @@ def _reason(error: subprocess.CalledProcessError | subprocess.TimeoutExpired) ->
             "the others; save the rows as CSV, or in a new workbook"
         )
     said = error.stderr.strip().splitlines()
-    return f"({told(said[-1]) if said else f'status {error.returncode}'}); save its rows as CSV"
+    return f"({quoted(said[-1]) if said else f'status {error.returncode}'}); save its rows as CSV"

@@ -79,7 +79,7 @@ class Supervisor:
                     told = ours.recv() if ours.poll(POLL_S) else None
                 except (EOFError, OSError):  # it has ended, maybe within a message
                     break
-                failure = None if told is None else self._told(*told)
+                failure = None if told is None else self._handle(*told)
                 if stop.is_set() + hurry.is_set() > asked:
                     asked += 1
                     process.terminate()
@@ -103,7 +103,7 @@ class Supervisor:
         its.close()
         return process, ours
 
-    def _told(self, kind: str, given: Any) -> HarvesterError | str | None:
+    def _handle(self, kind: str, given: Any) -> HarvesterError | str | None:
         """Handle a message of the session. Returns why it ends, if it says so."""
         match kind:
             case "ready":

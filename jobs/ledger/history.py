@@ -146,7 +146,7 @@ def recent_spans(rows: Iterable[Mapping[str, Any]], model: str | None, now_s: fl
 
 def task_key(task: Task, model: str) -> str:
     """A key, equal for jobs that ask the same of the same model; the task's name and description do not count."""
-    told = [{name: value for name, value in task.told().items() if name not in ("description", "name")}, model]
+    told = [{name: value for name, value in task.key_fields().items() if name not in ("description", "name")}, model]
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 

@@ -182,7 +182,7 @@ def _key(request: JobRequest, fingerprint: str, task: Task, column: str | None, 
     told = [
         [source.uri, source.table, source.query],
         fingerprint,
-        task.told(),
+        task.key_fields(),
         column,
         list(keep),
         request.id_column,

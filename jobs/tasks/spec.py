@@ -101,7 +101,7 @@ class Task(Frozen):
         """Most output tokens of one request: thinking and answer. An embedding has none."""
         return 0 if self.answer is AnswerKind.EMBEDDING else self.thinking_tokens + self.max_tokens
 
-    def told(self) -> dict[str, Any]:
+    def key_fields(self) -> dict[str, Any]:
         """The task as JSON, for keys that tell tasks apart. Fields added later are left out where unset, so older keys stay valid."""
         left_out = {"thinking"} if not self.thinking_tokens else set()
         left_out |= {name for name in ("chat_template_kwargs", "images", "adapter") if not getattr(self, name)}

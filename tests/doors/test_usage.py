@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 
 from harvester.core import Role
-from harvester.engine.frontend.spending import ASKER, SPENT, sent, told, told_prompt
+from harvester.engine.frontend.spending import ASKER, SPENT, counted, counted_prompt, sent
 from harvester.errors import KeyRefusedError, QuotaError, StorageError
 from harvester.serve.access import meter as meters
 from harvester.serve.access.gate import Gate
@@ -90,7 +90,7 @@ class Book:
 async def test_the_tokens_of_an_answer_are_told_once_at_its_end(is_delta: bool, made: list[Output], expected: tuple[int, int]) -> None:
     heard: list[tuple[int, int]] = []
     token = SPENT.set(lambda *tokens: heard.append(tokens))
-    passed = [output async for output in told(stream(made), is_delta=is_delta)]
+    passed = [output async for output in counted(stream(made), is_delta=is_delta)]
     SPENT.reset(token)
     assert (passed, heard) == (made, [expected])
 
@@ -98,7 +98,7 @@ async def test_the_tokens_of_an_answer_are_told_once_at_its_end(is_delta: bool, 
 async def test_a_client_that_hangs_up_has_spent_what_came() -> None:
     heard: list[tuple[int, int]] = []
     token = SPENT.set(lambda *tokens: heard.append(tokens))
-    async with aclosing(told(stream(outputs([2], [2], [2])), is_delta=True)) as answer:
+    async with aclosing(counted(stream(outputs([2], [2], [2])), is_delta=True)) as answer:
         async for _ in answer:
             break
     SPENT.reset(token)
@@ -138,15 +138,15 @@ async def hung_up(held: Collector, counted: Callable[[Any], AsyncGenerator[Any, 
 async def test_a_client_that_hangs_up_before_an_answer_in_one_piece_has_spent_what_was_made(
     left: Output | Exception | None, expected: tuple[int, int]
 ) -> None:
-    assert await hung_up(Collector(left), lambda made: told(made, is_delta=False)) == [expected]
+    assert await hung_up(Collector(left), lambda made: counted(made, is_delta=False)) == [expected]
 
 
 async def test_a_client_that_hangs_up_before_its_embedding_has_spent_the_prompt() -> None:
-    assert await hung_up(Collector(outputs([0])[0]), told_prompt) == [(3, 0)]
+    assert await hung_up(Collector(outputs([0])[0]), counted_prompt) == [(3, 0)]
 
 
 async def test_what_a_client_had_not_read_of_a_stream_is_spent_too() -> None:
-    assert await hung_up(Collector(outputs([2])[0]), lambda made: told(made, is_delta=True)) == [(3, 2)]
+    assert await hung_up(Collector(outputs([2])[0]), lambda made: counted(made, is_delta=True)) == [(3, 2)]
 
 
 async def test_an_embedding_has_spent_its_prompt() -> None:
@@ -160,15 +160,15 @@ async def test_an_embedding_has_spent_its_prompt() -> None:
 
     heard: list[tuple[int, int]] = []
     token = SPENT.set(lambda *tokens: heard.append(tokens))
-    passed = [output async for output in told_prompt(embeddings())]
+    passed = [output async for output in counted_prompt(embeddings())]
     SPENT.reset(token)
     assert (passed, heard) == ([Embedding([1, 2, 3, 4])], [(4, 0)])
 
 
 async def test_an_answer_that_nobody_counts_is_passed_as_it_is() -> None:
     made = stream(outputs([1]))
-    assert told(made, is_delta=True) is made
-    assert told_prompt(made) is made
+    assert counted(made, is_delta=True) is made
+    assert counted_prompt(made) is made
     await made.aclose()
 
 
@@ -187,7 +187,7 @@ async def test_the_wall_has_an_answer_counted_for_its_key() -> None:
     @app.post("/say")
     async def say() -> int:
         assert ASKER.get() == "ann"
-        return len([output async for output in told(stream(outputs([20])), is_delta=True)])
+        return len([output async for output in counted(stream(outputs([20])), is_delta=True)])
 
     guard(app, RouteTable({"POST /say": CHAT}), Gate(Keys(), quotas=quotas, meter=meter))
     book = Book()

@@ -135,5 +135,5 @@ def test_what_a_connector_has_told_is_told_once() -> None:
 
     connector = CheckpointConnector.__new__(CheckpointConnector)
     connector._told, connector._told_meta = KVConnectorTransferResults(finished_recving={"a"}), None
-    assert connector.told().finished_recving == {"a"}
-    assert not connector.told().finished_recving
+    assert connector.take_report().finished_recving == {"a"}
+    assert not connector.take_report().finished_recving

@@ -224,7 +224,7 @@ class KvDrive:
         self.worker.clear_connector_metadata()
         tokens = [] if ends or void else [self._sampled(name) for name in names]
         places = {name: i for i, name in enumerate(names)}
-        result = ModelRunnerOutput(names, places, tokens, kv_connector_output=self.worker.told())
+        result = ModelRunnerOutput(names, places, tokens, kv_connector_output=self.worker.take_report())
         if ends and order is not None:
             self.ended += 1
             self._void_epoch = order.epoch

@@ -57,7 +57,7 @@ def test_one_that_it_has_or_that_nobody_knows_of_is_taken(tmp_path: Path, adapte
 def test_an_adapter_makes_another_job_and_none_leaves_the_task_as_it_was(tmp_path: Path) -> None:
     keys = {planned(tmp_path, None, adapter=name).spec.key for name in (None, "polite", "terse")}
     assert len(keys) == 3
-    assert "adapter" not in resolve_task("summarize").told()
+    assert "adapter" not in resolve_task("summarize").key_fields()
 
 
 def test_the_adapter_of_a_request_stands_in_the_place_of_the_task_file_s() -> None:

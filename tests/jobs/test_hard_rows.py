@@ -123,4 +123,4 @@ def test_a_task_without_a_temperature_is_greedy_unless_it_thinks() -> None:
     assert plain.sampling_temperature == 0.0
     assert plain.model_copy(update={"thinking": 64}).sampling_temperature is None
     assert plain.model_copy(update={"thinking": 64, "temperature": 0.2}).sampling_temperature == 0.2
-    assert plain.told() == Task(name="t", prompt="{text}", temperature=0.0).told(), "the same job as before"
+    assert plain.key_fields() == Task(name="t", prompt="{text}", temperature=0.0).key_fields(), "the same job as before"

@@ -202,7 +202,7 @@ def test_the_columns_of_a_request_stand_in_the_place_of_the_task_file_s() -> Non
 def test_images_make_another_job_and_none_leave_the_task_as_it_was(folder: Path) -> None:
     keys = {plan(folder, {"options": {"prompt": "{text}"}, "images": images}).spec.key for images in ((), ("photo",), ("text",))}
     assert len(keys) == 3
-    assert "images" not in resolve_task("summarize").told()
+    assert "images" not in resolve_task("summarize").key_fields()
 
 
 REFUSED: dict[str, tuple[dict[str, Any], int, str]] = {

@@ -112,7 +112,7 @@ def test_jobs_of_before_and_jobs_that_do_not_think_are_the_same_jobs() -> None:
     before = JobSpec.model_validate(stored)
     assert before.task.thinking_tokens == 0
     stored["task"]["temperature"] = 0.0
-    assert before.task.told() == stored["task"] == before.task.model_copy(update={"thinking": "off"}).told()
+    assert before.task.key_fields() == stored["task"] == before.task.model_copy(update={"thinking": "off"}).key_fields()
     assert task_key(before.task, "m") != task_key(before.task.model_copy(update={"thinking": 5}), "m")
 
 

@@ -39,7 +39,7 @@ def chats(p99_s: float, had_s: float = 0.0, alone_s: float = 0.0) -> dict[str, A
 def test_a_look_tells_latencies_and_what_was_made_since_the_last(history: History) -> None:
     history.take([at(0)], NOON_S)
     history.take([at(5, chat=50, jobs=500, **chats(0.2))], NOON_S + 5)
-    told = history.told("5m", NOON_S + 5)
+    told = history.answer_for("5m", NOON_S + 5)
     assert (told["step_s"], len(told["at_s"]), told["at_s"][-1]) == (5, 60, NOON_S + 5)
     assert (told["chat_tokens_per_s"][-1], told["job_tokens_per_s"][-1]) == (10.0, 100.0)
     assert [told["ttft"][name][-1] for name in ("p50", "p99", "slo")] == [100.0, 200.0, 500.0]
@@ -50,8 +50,8 @@ def test_chats_that_have_ended_are_not_told_as_going_on(history: History) -> Non
     history.take([at(0)], NOON_S)
     history.take([at(5, chat=50, **chats(0.2))], NOON_S + 5)
     history.take([at(10, chat=50, **chats(0.9))], NOON_S + 10)
-    assert history.told("5m", NOON_S + 10)["ttft"]["p99"][-2:] == [200.0, None]
-    assert history.told("1h", NOON_S + 10)["ttft"]["p99"][-1] == 200.0, "the minute had them"
+    assert history.answer_for("5m", NOON_S + 10)["ttft"]["p99"][-2:] == [200.0, None]
+    assert history.answer_for("1h", NOON_S + 10)["ttft"]["p99"][-1] == 200.0, "the minute had them"
 
 
 def test_the_past_is_there_after_a_restart(history: History, tmp_path: Path) -> None:
@@ -60,21 +60,21 @@ def test_the_past_is_there_after_a_restart(history: History, tmp_path: Path) -> 
     again = History(tmp_path / "history", 1.25)
     again.take([at(10, jobs=700)], NOON_S + 10)
     again.take([at(15, jobs=800)], NOON_S + 15)
-    assert again.told("5m", NOON_S + 15)["job_tokens_per_s"][-3:] == [100.0, None, 20.0]
-    assert again.told("1h", NOON_S + 15)["job_tokens_per_s"][-1] == 60.0, "the minute that was going on goes on"
+    assert again.answer_for("5m", NOON_S + 15)["job_tokens_per_s"][-3:] == [100.0, None, 20.0]
+    assert again.answer_for("1h", NOON_S + 15)["job_tokens_per_s"][-1] == 60.0, "the minute that was going on goes on"
     again.close()
 
 
 def test_a_replica_that_began_anew_makes_no_tokens_backwards(history: History) -> None:
     history.take([at(50, jobs=5000)], NOON_S)
     history.take([at(3, jobs=10)], NOON_S + 5)
-    assert history.told("5m", NOON_S + 5)["job_tokens_per_s"][-1] is None
+    assert history.answer_for("5m", NOON_S + 5)["job_tokens_per_s"][-1] is None
 
 
 def test_of_several_replicas_tokens_are_added_and_the_worst_latency_is_told(history: History) -> None:
     history.take([at(0), at(0, name="b")], NOON_S)
     history.take([at(5, chat=10, **chats(0.3)), at(5, name="b", chat=20, **chats(0.1))], NOON_S + 5)
-    told = history.told("5m", NOON_S + 5)
+    told = history.answer_for("5m", NOON_S + 5)
     assert (told["chat_tokens_per_s"][-1], told["ttft"]["p99"][-1]) == (6.0, 300.0)
 
 
@@ -84,23 +84,23 @@ def test_the_latency_told_of_several_replicas_is_that_which_is_worst_for_its_own
     quick: dict[str, Any] = {"name": "b", "ttft_slo_s": 0.2}
     history.take([at(0, **slow), at(0, **quick)], NOON_S)
     history.take([at(5, chat=10, **slow, **chats(2.0)), at(5, chat=10, **quick, **chats(0.3))], NOON_S + 5)
-    told = history.told("5m", NOON_S + 5)
+    told = history.answer_for("5m", NOON_S + 5)
     assert [told["ttft"][name][-1] for name in ("p50", "p99", "slo")] == [150.0, 300.0, 200.0]
     assert told["kept"]["1h"] == {"minutes": 1, "kept": 0}
     history.take([at(10, chat=10, **slow), at(10, chat=10, **quick)], NOON_S + 10)
-    assert history.told("1h", NOON_S + 10)["ttft"]["slo"][-1] == 200.0, "the SLO of the chats that were"
+    assert history.answer_for("1h", NOON_S + 10)["ttft"]["slo"][-1] == 200.0, "the SLO of the chats that were"
 
 
 def test_a_look_at_no_replica_leaves_the_slo_as_it_was(history: History) -> None:
     history.take([at(0, ttft_slo_s=0.5)], NOON_S)
     history.take([], NOON_S + 1)
-    assert history.told("1h", NOON_S + 1)["ttft"]["slo"][-1] == 500.0
+    assert history.answer_for("1h", NOON_S + 1)["ttft"]["slo"][-1] == 500.0
 
 
 def test_the_alone_figure_is_the_engines_account_of_the_same_chats(history: History) -> None:
     history.take([at(0, ttft_slo_s=None)], NOON_S)
     history.take([at(5, chat=1, ttft_slo_s=None, **chats(0.2, had_s=2.2, alone_s=2.0))], NOON_S + 5)
-    told = history.told("5m", NOON_S + 5)["ttft"]
+    told = history.answer_for("5m", NOON_S + 5)["ttft"]
     assert (told["alone"][-1], told["slo"][-1]) == (181.82, 227.27), "without a number the SLO is a multiple of it"
 
 
@@ -116,11 +116,11 @@ def test_the_alone_figure_is_the_engines_account_of_the_same_chats(history: Hist
 )
 def test_a_minute_with_chat_keeps_the_promise_or_not(history: History, fields: dict[str, Any], kept: int) -> None:
     history.take([at(0, ttft_slo_s=fields.get("ttft_slo_s", 0.5))], NOON_S)
-    assert history.told("1h", NOON_S)["kept"]["1h"] == {"minutes": 0, "kept": 0}, "without chat there is nothing to keep"
+    assert history.answer_for("1h", NOON_S)["kept"]["1h"] == {"minutes": 0, "kept": 0}, "without chat there is nothing to keep"
     history.take([at(5, chat=1, **fields)], NOON_S + 5)
-    told = history.told("1h", NOON_S + 5)["kept"]
+    told = history.answer_for("1h", NOON_S + 5)["kept"]
     assert told == {"1h": {"minutes": 1, "kept": kept}, "24h": {"minutes": 1, "kept": kept}}
-    assert history.told("1h", NOON_S + 7200)["kept"] == {"1h": {"minutes": 0, "kept": 0}, "24h": {"minutes": 1, "kept": kept}}
+    assert history.answer_for("1h", NOON_S + 7200)["kept"] == {"1h": {"minutes": 0, "kept": 0}, "24h": {"minutes": 1, "kept": kept}}
 
 
 def test_the_files_do_not_grow_and_the_oldest_goes_first(history: History, tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_the_files_do_not_grow_and_the_oldest_goes_first(history: History, tmp_p
             history.take([at(second, jobs=int(second))], NOON_S + second)
         sizes.append(sum(path.stat().st_size for path in (tmp_path / "history").iterdir()))
     assert sizes[1] == sizes[2] <= 210_000
-    rates = history.told("1d", NOON_S + 3 * 86400 - 60)["job_tokens_per_s"]
+    rates = history.answer_for("1d", NOON_S + 3 * 86400 - 60)["job_tokens_per_s"]
     assert set(rates) == {1.0}
 
 

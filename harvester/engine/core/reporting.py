@@ -76,10 +76,10 @@ class Reporting:
         if self._shared is not None and step.number is not None:
             self._shared.planned(step.number, endable, step.estimate_s, beside_chat=not step.alone, tpot_s=tpot_s)
 
-    def told_better(self, step: Step) -> None:
+    def refine_estimate(self, step: Step) -> None:
         """A better estimate of the step's duration is known."""
         if self._shared is not None and step.number is not None:
-            self._shared.told_better(step.number, step.estimate_s)
+            self._shared.refine_estimate(step.number, step.estimate_s)
 
     def ends(self, step: Step, seconds: float, kv_used: float) -> None:
         """The step is answered. ``kv_used``: the share of the KV blocks in use."""

@@ -82,7 +82,7 @@ class OfflineEngine:
     async def _embed(self, request_id: str, prompt: Prompt, hint: SchedulingHint) -> Completion:
         token_ids = await self._tokenize(prompt.messages, prompt.rendering)
         adapter = self._api.adapter(prompt.adapter)
-        found = await _told(request_id, lambda name: self._llm.embed(name, token_ids, extra=hint.to_args(), adapter=adapter))
+        found = await _asked_until_free(request_id, lambda name: self._llm.embed(name, token_ids, extra=hint.to_args(), adapter=adapter))
         if not all(map(math.isfinite, found.vector)):
             raise RowError("not_finite", "the embedding holds numbers that are not finite; serve the model with engine.dtype float32")
         return Completion(json.dumps(found.vector), "stop", found.usage)
@@ -108,10 +108,10 @@ class OfflineEngine:
                 adapter=adapter,
             )
 
-        found = await _told(request_id, ask)
+        found = await _asked_until_free(request_id, ask)
         if found.finish_reason in FAILED:
             rendered = await self._shown(prompt)  # with its images: the engine core may have ended the request for want of one
-            found = await _told(f"{request_id}-again", ask)
+            found = await _asked_until_free(f"{request_id}-again", ask)
         if found.finish_reason in FAILED:
             raise RowError("engine_failed", f"vLLM ended the request twice with {found.finish_reason!r} and no answer; its log says why")
         if reader is None:
@@ -156,7 +156,7 @@ class OfflineEngine:
         return list(self._tokenizer.encode(text.lower() if about.get("do_lower_case", False) else text))
 
 
-async def _told(request_id: str, ask: Callable[[str], Awaitable[T]]) -> T:
+async def _asked_until_free(request_id: str, ask: Callable[[str], Awaitable[T]]) -> T:
     """The engine's answer, with its errors as those of a job. Tries again while the engine's queue is full."""
     number = 0
     while True:

@@ -87,23 +87,23 @@ def sent(collector: Collector) -> None:
         _SENDS.set(None)
 
 
-def told(stream: AsyncGenerator[Out, None], *, is_delta: bool) -> AsyncGenerator[Out, None]:
+def counted(stream: AsyncGenerator[Out, None], *, is_delta: bool) -> AsyncGenerator[Out, None]:
     """The same outputs; `SPENT` is told their tokens at the end. ``is_delta``: each holds only new tokens.
 
     After a hang-up it is told what was made until then, also of an answer that comes in one piece. A prompt counts as soon as the engine
     has it, even if it still waits there: vLLM does not tell how much of it was computed.
     """
     spent = SPENT.get()
-    return stream if spent is None else _told(stream, spent, is_delta)
+    return stream if spent is None else _counted(stream, spent, is_delta)
 
 
-def told_prompt(stream: AsyncGenerator[Read, None]) -> AsyncGenerator[Read, None]:
-    """As `told`, for an answer without tokens of its own: an embedding, a class, a score."""
+def counted_prompt(stream: AsyncGenerator[Read, None]) -> AsyncGenerator[Read, None]:
+    """As `counted`, for an answer without tokens of its own: an embedding, a class, a score."""
     spent = SPENT.get()
-    return stream if spent is None else _told_prompt(stream, spent)
+    return stream if spent is None else _counted_prompt(stream, spent)
 
 
-async def _told_prompt(stream: AsyncGenerator[Read, None], spent: Callable[[int, int], None]) -> AsyncGenerator[Read, None]:
+async def _counted_prompt(stream: AsyncGenerator[Read, None], spent: Callable[[int, int], None]) -> AsyncGenerator[Read, None]:
     prompt_tokens = 0
     held: list[Collector] = []
     _SENDS.set(held)
@@ -116,7 +116,7 @@ async def _told_prompt(stream: AsyncGenerator[Read, None], spent: Callable[[int,
         spent(max([prompt_tokens, *map(_prompt_tokens, _unread(held))]), 0)
 
 
-async def _told(stream: AsyncGenerator[Out, None], spent: Callable[[int, int], None], is_delta: bool) -> AsyncGenerator[Out, None]:
+async def _counted(stream: AsyncGenerator[Out, None], spent: Callable[[int, int], None], is_delta: bool) -> AsyncGenerator[Out, None]:
     tally = _Tally(is_delta)
     held: list[Collector] = []
     _SENDS.set(held)

@@ -201,7 +201,7 @@ class SharedState:
         self._cells[place + StepField.TPOT_S] = tpot_s
         self._cells[Field.PLANNED] = number
 
-    def told_better(self, number: int, estimate_s: float) -> None:
+    def refine_estimate(self, number: int, estimate_s: float) -> None:
         """Engine core: set a better estimate of how long a step in flight takes."""
         self._cells[_place(number) + StepField.ESTIMATE_S] = estimate_s
 

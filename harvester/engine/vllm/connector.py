@@ -181,7 +181,7 @@ class CheckpointConnector(KVConnectorBase_V1, SupportsHMA):
         self._told_meta = None if report is None else EndedCopies(report.ended, report.failed, report.stored, report.loaded)
         return self._told_meta
 
-    def told(self) -> KVConnectorOutput:
+    def take_report(self) -> KVConnectorOutput:
         """What the step that ends now reported to Model Runner V1, which loses it if the step ends early. Each report is given once."""
         told, self._told = self._told, KVConnectorTransferResults()
         meta, self._told_meta = self._told_meta, None

@@ -75,7 +75,7 @@ class Wall:
             await send({"type": "websocket.close", "code": 1008, "reason": "no such route"})
             return
         name = request_id(scope)
-        send = _told(send, name)
+        send = _with_request_id(send, name)
         with ExitStack() as stack:
             stack.enter_context(about(request_id=name))
             try:
@@ -186,7 +186,7 @@ def request_id(scope: Scope) -> str:
     return name
 
 
-def _told(send: Send, request_id: str) -> Send:
+def _with_request_id(send: Send, request_id: str) -> Send:
     """Adds the request's id to every answer, and `Retry-After` to every 429 and 503 that lacks it."""
 
     async def sending(message: MutableMapping[str, Any]) -> None:

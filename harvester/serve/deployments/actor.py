@@ -85,7 +85,7 @@ def _ended_other(name: str, digest: str) -> bool:
         return False
     handle: Any = ray.get_actor(name, namespace=NAMESPACE)
     with suppress(AttributeError, RayActorError, RayTaskError, GetTimeoutError):  # of an earlier version, failed or silent
-        found: Any = ray.get(handle.told.remote(), timeout=TOLD_S)
+        found: Any = ray.get(handle.digest.remote(), timeout=TOLD_S)
         if found == digest:
             return False
     log.warning("ledger_replaced name=%s", name)

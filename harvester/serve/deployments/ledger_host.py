@@ -86,7 +86,7 @@ class LedgerHost:
             self._ledger = self._opening.open(new_server=True, wait_s=LOCK_WAIT_S)
             self._opening.folder().forget_unmade({view.id for view in self._ledger.jobs()})
 
-    def told(self) -> str:
+    def digest(self) -> str:
         """Digest of what it was started with."""
         return self._digest
 

@@ -28,7 +28,7 @@ def bound(deployment: Any, *given: Any, beside: tuple[Any, ...] = (), read: Any 
 
 def digest_of(*given: Any) -> str:
     """Digest of harvester's build and of arguments that are JSON values, Pydantic models or dataclasses."""
-    told = json.dumps([build(), *map(_told, given)], sort_keys=True, default=str)
+    told = json.dumps([build(), *map(_comparable, given)], sort_keys=True, default=str)
     return hashlib.sha256(told.encode()).hexdigest()[:16]
 
 
@@ -43,9 +43,9 @@ def attempt_at(version: str, deployed: str | None, *, has_failed: bool) -> str:
     return f"{version}.{int(number or 1) + 1}" if has_failed else f"{deployed}"
 
 
-def _told(value: Any) -> Any:
+def _comparable(value: Any) -> Any:
     if isinstance(value, BaseModel):
-        return {name: _told(getattr(value, name)) for name in type(value).model_fields if name not in IN_PLACE}
+        return {name: _comparable(getattr(value, name)) for name in type(value).model_fields if name not in IN_PLACE}
     if isinstance(value, dict):
-        return {name: _told(one) for name, one in value.items()}
+        return {name: _comparable(one) for name, one in value.items()}
     return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value

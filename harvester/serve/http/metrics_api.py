@@ -60,7 +60,7 @@ class Numbers:
     def __init__(self) -> None:
         self._known: dict[str, dict[str, int]] = {}  # by model and id; of one that is silent until another takes its number
 
-    def told(self, told: Sequence[Mapping[str, str]], model: str) -> list[Mapping[str, str]]:
+    def numbered(self, told: Sequence[Mapping[str, str]], model: str) -> list[Mapping[str, str]]:
         """The same, of each replica its number in place of its rank. A new one gets its rank if that is free, else the lowest free one.
 
         Of two replicas of one rank the second is left out: it is stopping, and the first is its successor.
@@ -205,7 +205,7 @@ def add_metrics(app: FastAPI, fleet: Fleet) -> None:
 async def _scraped(fleet: Fleet, numbers: Numbers) -> bytes:
     told, jobs = await asyncio.gather(_replicas(fleet), _jobs(fleet))
     own = [*replica_metrics(told, fleet.wanted(), fleet.model), *jobs]
-    return await asyncio.to_thread(_text, numbers.told(told, fleet.model), own, fleet.model)
+    return await asyncio.to_thread(_text, numbers.numbered(told, fleet.model), own, fleet.model)
 
 
 def _text(told: Sequence[Mapping[str, str]], own: Iterable[Metric], model: str) -> bytes:

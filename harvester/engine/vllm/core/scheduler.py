@@ -243,7 +243,7 @@ class HarvestScheduling(Stock):
         step.estimate_s = model.high_s(step.load) or 0.0
         if self._backoff is not None:
             self._backoff.expect(step.began_s, (model.median_s(step.load) or 0.0) if step.alone else 0.0)
-        self._report.told_better(step)
+        self._report.refine_estimate(step)
 
     def _roll_back(self, ended: Step, now_s: float) -> None:
         """Roll back the step, which ended early, and those behind it."""

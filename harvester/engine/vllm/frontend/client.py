@@ -25,7 +25,7 @@ from harvester.engine.frontend.engine import Embedded, Generated, Sizes
 from harvester.engine.frontend.metrics import ClassMetrics, StreamClock
 from harvester.engine.frontend.overload import Overload
 from harvester.engine.frontend.signal import ArrivalSignal
-from harvester.engine.frontend.spending import sent, shorten, told, told_prompt
+from harvester.engine.frontend.spending import counted, counted_prompt, sent, shorten
 from harvester.engine.processes.in_subprocess import kill
 from harvester.engine.shared.settings import KEY, Settings, Slo
 from harvester.engine.shared.state import SharedState
@@ -179,7 +179,7 @@ class HarvestLLM(AsyncLLM):
         output: RequestOutput | None = None
         made, is_delta = 0, sampling_params.output_kind is RequestOutputKind.DELTA
         stream = super().generate(prompt, sampling_params, request_id, *given, **named)
-        stream = told(stream, is_delta=is_delta)
+        stream = counted(stream, is_delta=is_delta)
         with self._running(request_id, sampling_params.n, named.get("priority", 0)) as chat:
             work = WorkClass.ONLINE if chat else WorkClass.OFFLINE
             clock = self._clock(sampling_params, named.get("priority", 0), chat) if is_delta and chat else None
@@ -214,7 +214,7 @@ class HarvestLLM(AsyncLLM):
         self, prompt: Any, pooling_params: PoolingParams, request_id: str, *given: Any, **named: Any
     ) -> AsyncGenerator[PoolingRequestOutput, None]:
         """vLLM's, counted."""
-        async with aclosing(told_prompt(super().encode(prompt, pooling_params, request_id, *given, **named))) as stream:
+        async with aclosing(counted_prompt(super().encode(prompt, pooling_params, request_id, *given, **named))) as stream:
             with self._counted(work_class(named.get("priority", 0))):
                 async for output in stream:
                     yield output

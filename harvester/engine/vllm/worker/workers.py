@@ -156,7 +156,7 @@ class PreemptibleWorker(Stock):
             return told
         runner.kv_connector_output = None
         connector = get_kv_transfer_group()
-        return connector.told() if isinstance(connector, CheckpointConnector) else None
+        return connector.take_report() if isinstance(connector, CheckpointConnector) else None
 
     def kv_copy(self) -> dict[str, float]:
         """How long a KV block takes to host memory and back; called between two steps."""

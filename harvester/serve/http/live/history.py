@@ -96,7 +96,7 @@ class History:
             point.add(look)
             ring.write(number, astuple(point))
 
-    def told(self, span: Span, now_s: float) -> dict[str, Any]:
+    def answer_for(self, span: Span, now_s: float) -> dict[str, Any]:
         """Series of ``span`` as columns, oldest first, None if unknown; and in how many minutes the latency promise was kept."""
         name, steps = _SPANS[span]
         ring = self._rings[name]

@@ -29,4 +29,4 @@ async def keep_looking(history: History, replicas: Replicas) -> None:
 def add_history(app: FastAPI, history: History) -> None:
     @app.get("/history")
     async def told(span: Span = "5m") -> dict[str, Any]:
-        return history.told(span, time.time())
+        return history.answer_for(span, time.time())
