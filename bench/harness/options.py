@@ -1,4 +1,4 @@
-"""What every scenario is told."""
+"""Options of a benchmark, the same for every scenario."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """``seconds``: about how long one timed run of an engine takes; None leaves it to the scenario.
+    """``seconds``: approximate duration of one timed run of an engine; None: the scenario decides.
 
-    ``set``: by name, see `bench.harness.knobs`. ``rate`` and ``shares`` set the pace of chat, see `bench.harness.paced`.
+    ``set``: values of knobs by name (`bench.harness.knobs`). ``rate``, ``shares``: the pace of chat (`bench.harness.paced`).
     """
 
     model: str | None = None

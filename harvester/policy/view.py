@@ -60,7 +60,8 @@ class Running(NamedTuple):
         return self.decoding and 1 < self.step_tokens <= 1 + self.drafts
 
 
-Freeing = Callable[[Running], int]  # called for one victim after the other: the KV blocks that each one frees in addition
+# Called once for each victim, in order. Returns the KV blocks that its preemption frees, beyond those that the victims before it freed.
+Freeing = Callable[[Running], int]
 
 
 def unshared() -> Freeing:

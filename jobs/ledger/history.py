@@ -75,7 +75,7 @@ class HarvestLog:
         return self._outages[model]
 
     def idle(self, leased: Container[str], now_s: float) -> None:
-        """Record that from now on slices of the models in ``leased`` are leased at most."""
+        """End the busy time of every model that is not in ``leased``: no slice of it is leased from now on."""
         for model in [one for one in self._marked_at_s if one not in leased]:
             self.mark(model, now_s, busy=False)
 
@@ -151,6 +151,8 @@ def task_key(task: Task, model: str) -> str:
 
 
 class LengthBook:
+    """Answer lengths of every task and model, kept in the ledger's table ``lengths``. What came since `write` is in memory."""
+
     def __init__(self, store: Store) -> None:
         self._store = store
         self._known: dict[str, Lengths] = {}

@@ -153,6 +153,8 @@ class ActiveLeases(dict[str, ActiveLease]):
 
 @dataclass(slots=True)
 class JobRecord:
+    """A job in memory: its row in the store, what is read from that row, and what the ledger knows of it since it was opened."""
+
     row: dict[str, Any]
     spec: JobSpec
     hint: SchedulingHint

@@ -1,4 +1,4 @@
-"""Calls of a replica to the ledger when something goes wrong: they must arrive, and must not make anything else fail."""
+"""How a replica calls the ledger while something fails: a call may fail without harm (`tell`), or ends before a cancellation goes on."""
 
 from __future__ import annotations
 

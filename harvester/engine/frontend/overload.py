@@ -40,10 +40,11 @@ RECENT = 32  # prompts, or answers, that a running mean is taken over
 
 @dataclass(slots=True)
 class Ticket:
-    """An admitted request, by its chat choices. ``at_door``: those not yet sent to the engine. ``free``: those that no prompt has taken.
+    """An admitted request, counted in chat choices. Each prompt of the request claims some of them while it runs.
 
-    By id of a running prompt, ``taken``: the chat choices it has; ``unsent``: those of them that are not on their way to the engine.
-    ``begun``: prompts that ran as chat; ``ended``: those of them whose answer is complete.
+    ``at_door``: choices that are not sent to the engine yet. ``free``: choices that no running prompt has claimed.
+    ``taken``: claimed choices, by the id of the prompt. ``unsent``: those of them that are not on their way to the engine.
+    ``begun``: prompts that claimed a choice so far. ``ended``: prompts whose answer is complete.
     """
 
     at_door: int

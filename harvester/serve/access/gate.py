@@ -65,9 +65,10 @@ def gate_of(config: ServeConfig, keys: Path, replicas: int | None = None, tracer
 
 
 def requiring_keys_if_any(config: ServeConfig, keys: Path) -> ServeConfig:
-    """The configuration for all processes of a server that starts: if there is a key now, each asks for one, whatever becomes of the file.
+    """The configuration of all processes of a server. If there is a key when the server starts, each process requires one from then on.
 
-    A process that starts later may not find the file: it was lost, or the folder of another machine is behind.
+    The configuration says so, because a process that starts later may not find the key file: it was lost, or its copy on another machine
+    is out of date.
     """
     if not KeyRing(config.api_keys, keys).asks_for_key():
         return config

@@ -16,10 +16,10 @@ IN_PLACE = {"replicas", "drain_s"}  # Serve changes these without another proces
 
 
 def bound(deployment: Any, *given: Any, beside: tuple[Any, ...] = (), read: Any = None) -> serve.Application:
-    """Bind constructor arguments to the deployment. If it is deployed again, its processes are replaced only if ``given`` has changed.
+    """Bind ``given`` and ``beside`` to the deployment's constructor. Deployed again, it keeps its processes while its version is the same.
 
-    ``beside``: further arguments, which are not part of the version. ``read``: what the processes read of the settings `IN_PLACE`, as a
-    part of the version alone. Without our version, Serve replaces all processes each time.
+    The version is a digest of ``given`` and ``read``, so a change of ``beside`` replaces no process. ``read``: what the processes read of
+    the settings `IN_PLACE`. Without a version of ours, Serve would replace all processes each time.
     """
     version = digest_of(*given, read)
     application: serve.Application = deployment.options(_internal=True, version=version).bind(*given, *beside)

@@ -234,7 +234,7 @@ class HarvestLLM(AsyncLLM):
                 self.overload.reset_awaiting()
 
     def _promise(self, params: Any) -> Slo:
-        assert self._settings is not None, "asked of an engine that nobody attends"
+        assert self._settings is not None, "enable_scheduling was not called"
         return self._settings.slo_of(params.extra_args if isinstance(params, SamplingParams) else None)
 
     async def complete(

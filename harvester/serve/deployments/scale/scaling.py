@@ -188,7 +188,7 @@ class Scale:
         return fit if not own else min(fit, math.floor(gpus / own + 1e-9))
 
     def _gpus(self, model: str | None) -> float:
-        """Of one replica."""
+        """GPUs of one replica; 0 on CPU."""
         return 0.0 if self._cpu else gpus_of_replica(self._of(model))
 
 
