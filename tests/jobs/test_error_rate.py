@@ -5,15 +5,13 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-import test_runner
-from test_runner import World, at_work, harvest, until
 
 from jobs.engine import Prompt, RowError
 from jobs.ledger.book import over_rate
 from jobs.states import JobState
 from jobs.testing import ScriptedEngine, last_line
-
-world = test_runner.world
+from tests.fakes.harvest_world import World, harvest, until
+from tests.fakes.lost_ledger import at_work
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_runner import LEASE_S, World, at_work, until, world
 
 from jobs.config import PriceConfig
 from jobs.engine import Prompt, RowError
@@ -19,9 +18,9 @@ from jobs.run.runner import Runner
 from jobs.spec import PartStats
 from jobs.states import JobState
 from jobs.testing import ScriptedEngine, last_line, scripted_plan
-from tests.fakes.lost_ledger import LostLedger
+from tests.fakes.harvest_world import LEASE_S, World, until
+from tests.fakes.lost_ledger import LostLedger, at_work
 
-__all__ = ["world"]
 PRICE = PriceConfig(prompt_per_million=1.0, output_per_million=3.0, per_gpu_hour=4.0, currency="EUR")
 BY_TOKEN = PRICE.model_copy(update={"per_gpu_hour": None})
 DAY_S = 24 * 3600.0

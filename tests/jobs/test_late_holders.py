@@ -10,10 +10,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from test_runner import LEASE_S, World, at_work, harvest, until
-from test_tail import fleet
 
-from connectors.base import Sink
 from connectors.errors import StorageError
 from connectors.memory import MemorySink
 from jobs.config import HarvestConfig
@@ -22,8 +19,9 @@ from jobs.run import runner as runner_module
 from jobs.run.slice import STATS_KEY
 from jobs.spec import Lease, PartStats
 from jobs.states import JobState
-from jobs.storage.folder import StateFolder
 from jobs.testing import DirectLedger, ScriptedEngine, last_line
+from tests.fakes.harvest_world import LEASE_S, World, fleet, harvest, until
+from tests.fakes.lost_ledger import at_work
 from tests.fakes.virtual_loop import run_virtually
 
 ROWS, CUT_OFF_S = 40, 20.0
@@ -85,12 +83,8 @@ async def test_a_job_that_was_removed_under_its_slow_holder_does_not_end_the_rep
     monkeypatch.setattr(runner_module, "STORAGE_WAIT_S", 0.01)
     world = World(tmp_path)
     slow = SlowSink(fails=fails)
-
-    def sink(folder: StateFolder, job_id: str) -> Sink:
-        return slow if job_id.startswith("docs") else world.sinks.setdefault(job_id, MemorySink())
-
-    world.sink = sink
     job_id = world.submit(4)
+    world.sinks[job_id] = slow
     async with at_work(world.runner(ScriptedEngine())) as task:
         await until(slow.begun.is_set)
         world.ledger.cancel(job_id, world.clock())

@@ -9,7 +9,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from test_plan import TableSource, ask, ids, plan, source
 
 from harvester.errors import ColumnError, SourceError, StorageError, UsageError
 from jobs.plan.columns import text_columns
@@ -17,6 +16,7 @@ from jobs.plan.job import check_deadline
 from jobs.spec import JobSpec, OnLong, SourceSpec
 from jobs.storage.folder import STATE_VERSION, StateFolder, part_name
 from jobs.tasks.load import resolve_task
+from tests.fakes.table_source import TableSource, ask, ids, plan, source
 
 
 def test_a_job_is_what_was_asked_for() -> None:

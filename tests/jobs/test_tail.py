@@ -12,10 +12,8 @@ import duckdb
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from test_runner import World, at_work
 
 from connectors.errors import StorageError
-from jobs.config import HarvestConfig
 from jobs.forecast.tail import MIN_LEFT_S, TailLease, slowest
 from jobs.ledger.jobfile import read_job
 from jobs.ledger.ledger import Ledger
@@ -23,21 +21,13 @@ from jobs.ledger.splits import NAME, Split, cut, note_split, noted_splits
 from jobs.ledger.steal import LOOK_S
 from jobs.run.feed import Feed
 from jobs.spec import Lease, LeaseProgress, PartStats, SliceSpec
-from jobs.testing import DirectLedger, ManualClock, ScriptedEngine, scripted_plan
+from jobs.testing import ScriptedEngine, scripted_plan
+from tests.fakes.harvest_world import World, fleet
+from tests.fakes.lost_ledger import at_work
 from tests.fakes.virtual_loop import run_virtually
 
 ROWS, REPLICAS, SLOTS, ROW_S, SLOWER = 1220, 4, 2, 1.0, 20
 IDEAL_S = ROWS * ROW_S / SLOTS / (REPLICAS - 1 + 1 / SLOWER)
-
-
-class LoopClock(ManualClock):
-    """The loop's virtual time, where there is one."""
-
-    def __call__(self) -> float:
-        try:
-            return self.now_s + asyncio.get_running_loop().time()
-        except RuntimeError:
-            return self.now_s
 
 
 async def job_time_s(world: World) -> float:
@@ -50,15 +40,6 @@ async def job_time_s(world: World) -> float:
         while not world.ended():  # noqa: ASYNC110 - in virtual time
             await asyncio.sleep(0.5)
         return world.clock() - start_s
-
-
-def fleet(folder: Path) -> World:
-    world = World(folder)
-    world.clock = LoopClock()
-    world.harvest = HarvestConfig()
-    world.ledger = Ledger(Path(":memory:"), world.folder.jobs, lease_s=15.0, now_s=world.clock(), new_server=True)
-    world.client = DirectLedger(world.ledger, world.clock)
-    return world
 
 
 def test_a_replica_20_times_slower_hardly_delays_a_job(tmp_path: Path) -> None:

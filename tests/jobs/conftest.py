@@ -1,0 +1,18 @@
+"""The world of the harvest loop, checked when its test has ended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.harvest_world import World
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    world = World(tmp_path)
+    yield world
+    world.ledger.check()
+    world.ledger.close()
