@@ -8,7 +8,6 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import FastAPI
-from test_jobs_api import INFO, Office, office, refused
 
 from harvester.config import ServeConfig
 from harvester.serve.access.gate import Gate
@@ -16,8 +15,7 @@ from harvester.serve.access.keys import KeyRing
 from harvester.serve.http.jobs.jobs_api import jobs_api
 from harvester.serve.http.live.broadcast import Broadcaster
 from jobs.testing import DirectLedger
-
-__all__ = ["office"]
+from tests.fakes.office import INFO, Office, refused
 
 
 def guarded(office: Office) -> FastAPI:

@@ -15,7 +15,6 @@ import pytest
 from httpx import ASGITransport, AsyncClient
 from openai import AsyncOpenAI
 from openai.types import Batch
-from test_openai_api import ENDED, MODEL, Bureau, bureau, going, jsonl, last_content, limits, line, office, reply
 
 from harvester.serve.http.jobs.removal import DAY_S, remove_old, removed
 from harvester.serve.openai.api import openai_api
@@ -26,11 +25,12 @@ from jobs.batches.plan import BatchPlanner
 from jobs.batches.record import BatchRecord, BatchWish
 from jobs.batches.states import BatchStatus
 from jobs.config import BatchConfig
+from jobs.engine import ApiCall
 from jobs.errors import StateError
 from jobs.storage.mirror import Mirror
-from jobs.testing import DirectLedger, Refused
+from jobs.testing import DirectLedger, Refused, last_content
+from tests.fakes.bureau import ENDED, MODEL, Bureau, going, jsonl, line
 
-__all__ = ["bureau", "limits", "office", "reply"]
 LINES = [line(i) for i in range(8)]
 
 
@@ -90,8 +90,8 @@ async def test_a_batchs_job_is_removed_once_its_client_has_let_the_batch_go(bure
 
 async def test_rows_go_when_the_input_file_has_expired(bureau: Bureau) -> None:
     file_id = await bureau.upload(LINES, expires_after={"anchor": "created_at", "seconds": 3600})
-    wish = {"input_file_id": file_id, "endpoint": "/v1/chat/completions", "completion_window": "24h"}
-    batch = await bureau.until((await bureau.api.batches.create(**wish)).id, ENDED)
+    batch = await bureau.api.batches.create(input_file_id=file_id, endpoint="/v1/chat/completions", completion_window="24h")
+    batch = await bureau.until(batch.id, ENDED)
     assert await has_rows(bureau, batch)
     bureau.clock.advance(3601.0)
     assert not await has_rows(bureau, batch)
@@ -104,7 +104,7 @@ async def test_rows_go_when_the_output_has_expired(bureau: Bureau) -> None:
     assert (await bureau.api.files.retrieve(batch.input_file_id)).id == batch.input_file_id
 
 
-def first_refused(request: object) -> str:
+def first_refused(request: ApiCall) -> str:
     content = last_content(request)
     if content == "say 0":
         raise Refused(400, "no")
@@ -120,26 +120,26 @@ async def test_rows_stay_until_the_last_of_two_files_is_gone(bureau: Bureau) -> 
     assert not await has_rows(bureau, batch)
 
 
-async def test_rows_of_a_batch_that_goes_on_stay_without_their_input_file(office: Bureau) -> None:
-    batch = await office.until((await office.create(LINES)).id, {"in_progress"})
-    await delete(office, batch.input_file_id)
-    assert await has_rows(office, batch)
-    async with going(office.runner().run()):
-        done = await office.until(batch.id, ENDED)
-    assert (done.status, len(await office.lines(done.output_file_id))) == ("completed", 8)
-    assert not await has_rows(office, done)
+async def test_rows_of_a_batch_that_goes_on_stay_without_their_input_file(idle_bureau: Bureau) -> None:
+    batch = await idle_bureau.until((await idle_bureau.create(LINES)).id, {"in_progress"})
+    await delete(idle_bureau, batch.input_file_id)
+    assert await has_rows(idle_bureau, batch)
+    async with going(idle_bureau.runner().run()):
+        done = await idle_bureau.until(batch.id, ENDED)
+    assert (done.status, len(await idle_bureau.lines(done.output_file_id))) == ("completed", 8)
+    assert not await has_rows(idle_bureau, done)
 
 
-async def test_rows_of_an_ended_batch_whose_job_goes_on_stay_until_it_has_ended(office: Bureau) -> None:
-    batch = await office.until((await office.create(LINES)).id, {"in_progress"})
-    await office.api.batches.cancel(batch.id)
-    await office.until(batch.id, {"cancelled"})
-    await delete(office, batch.input_file_id)
-    office.ledger.resume(batch.id, office.clock())
-    assert await has_rows(office, batch)
-    office.ledger.cancel(batch.id, office.clock())
-    assert not await has_rows(office, batch)
-    assert not (office.folder.jobs / batch.id).exists(), "no row was run, so that nothing is left"
+async def test_rows_of_an_ended_batch_whose_job_goes_on_stay_until_it_has_ended(idle_bureau: Bureau) -> None:
+    batch = await idle_bureau.until((await idle_bureau.create(LINES)).id, {"in_progress"})
+    await idle_bureau.api.batches.cancel(batch.id)
+    await idle_bureau.until(batch.id, {"cancelled"})
+    await delete(idle_bureau, batch.input_file_id)
+    idle_bureau.ledger.resume(batch.id, idle_bureau.clock())
+    assert await has_rows(idle_bureau, batch)
+    idle_bureau.ledger.cancel(batch.id, idle_bureau.clock())
+    assert not await has_rows(idle_bureau, batch)
+    assert not (idle_bureau.folder.jobs / batch.id).exists(), "no row was run, so that nothing is left"
 
 
 async def test_rows_without_a_job_go(tmp_path: Path) -> None:
@@ -172,17 +172,17 @@ async def test_a_keeper_tidies_by_itself(tmp_path: Path) -> None:
     bureau.ledger.close()
 
 
-async def test_a_job_whose_rows_are_gone_fails_with_the_reason_when_it_is_resumed(office: Bureau) -> None:
-    batch = await office.until((await office.create(LINES)).id, {"in_progress"})
-    await office.api.batches.cancel(batch.id)
-    await office.until(batch.id, {"cancelled"})
-    await delete(office, batch.input_file_id)
-    assert not await has_rows(office, batch)
-    office.ledger.resume(batch.id, office.clock())
-    async with going(office.runner().run()):
-        await until(lambda: office.ledger.show(batch.id).state == "failed")
+async def test_a_job_whose_rows_are_gone_fails_with_the_reason_when_it_is_resumed(idle_bureau: Bureau) -> None:
+    batch = await idle_bureau.until((await idle_bureau.create(LINES)).id, {"in_progress"})
+    await idle_bureau.api.batches.cancel(batch.id)
+    await idle_bureau.until(batch.id, {"cancelled"})
+    await delete(idle_bureau, batch.input_file_id)
+    assert not await has_rows(idle_bureau, batch)
+    idle_bureau.ledger.resume(batch.id, idle_bureau.clock())
+    async with going(idle_bureau.runner().run()):
+        await until(lambda: idle_bureau.ledger.show(batch.id).state == "failed")
     message = f"the requests of batch {batch.id} were removed when its files were; make a new batch of them"
-    assert office.ledger.show(batch.id).message == message
+    assert idle_bureau.ledger.show(batch.id).message == message
 
 
 def test_reading_lets_the_threads_that_answer_have_their_turn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

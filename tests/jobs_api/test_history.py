@@ -14,7 +14,7 @@ from fastapi import FastAPI
 from harvester.serve.http.live.history import History
 from harvester.serve.http.live.history_api import add_history, keep_looking
 from harvester.serve.http.live.ring import Ring
-from tests.fakes.page_server import replica
+from tests.fakes.replica_report import replica
 
 NOON_S = 1_800_000_000.0  # a whole minute
 

@@ -27,11 +27,11 @@ from schemathesis.checks import (
 from schemathesis.config import SchemathesisConfig
 from schemathesis.core.failures import FailureGroup
 from schemathesis.core.result import Ok
-from test_jobs_api import MODEL, Office
-from test_openai_api import Bureau, jsonl, line
 
 from jobs.config import BatchConfig
 from jobs.testing import last_content
+from tests.fakes.bureau import Bureau, jsonl, line
+from tests.fakes.office import MODEL, Office
 
 CHECKS = [
     not_a_server_error,
@@ -130,7 +130,7 @@ def office(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
     files = {"a.jsonl": b'{"text": "one"}\n', "torn.jsonl": b'{"text": \n', "binary.csv": bytes(range(256)), "a.csv": b"text,id\none,1\n"}
     for name, content in files.items():
         (tmp_path / name).write_bytes(content)
-    known = {
+    known: dict[str, list[Any]] = {
         "source.uri": [str(office.docs), *(str(tmp_path / name) for name in files), str(tmp_path)],
         "task": ["summarize", "classify", "extract", "translate", "ask"],
         "model": [MODEL, None],

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from test_openai_api import Bureau, going, last_content, line
-
 from jobs.config import BatchConfig
 from jobs.spec import JobPlan, JobView
-from jobs.testing import DirectLedger
+from jobs.testing import DirectLedger, last_content
+from tests.fakes.bureau import Bureau, going, line
 
 
 class LostAnswer(DirectLedger):

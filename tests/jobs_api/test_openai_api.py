@@ -7,8 +7,7 @@ import errno
 import json
 import threading
 import urllib.parse
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,144 +16,23 @@ import openai
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from openai import AsyncOpenAI
-from openai.types import Batch
 
-from connectors.parquet.parts import PartsSink
 from harvester.serve.access.gate import Gate
 from harvester.serve.access.keys import KeyRing
 from harvester.serve.openai.api import openai_api
 from jobs.batches import controller as keeper_module
-from jobs.batches.controller import BatchController
 from jobs.batches.files import FileStore
 from jobs.batches.plan import BatchPlanner
 from jobs.batches.record import BatchRecord
 from jobs.batches.states import BatchStatus
 from jobs.batches.store import BatchStore
-from jobs.config import BatchConfig, HarvestConfig
+from jobs.config import BatchConfig
 from jobs.engine import ApiCall, RowRequest
 from jobs.hint import SchedulingHint
-from jobs.ledger.ledger import Ledger
-from jobs.run.runner import Runner
 from jobs.spec import JobView, PartStats
 from jobs.states import JobState
-from jobs.storage.folder import StateFolder
-from jobs.testing import DirectLedger, ManualClock, Refused, ScriptedEngine, last_content
-
-MODEL = "scripted"
-HARVEST = HarvestConfig(heartbeat_s=0.01, lease_s=0.2, idle_poll_s=0.005, min_slice_rows=4, max_slice_rows=4)
-PATIENCE_S = 20.0
-ENDED = {"completed", "failed", "expired", "cancelled"}
-
-
-def line(number: int, **changes: Any) -> dict[str, Any]:
-    body = {"model": MODEL, "messages": [{"role": "user", "content": f"say {number}"}]}
-    return {"custom_id": f"request-{number}", "method": "POST", "url": "/v1/chat/completions", "body": body} | changes
-
-
-def jsonl(lines: Sequence[object]) -> bytes:
-    return b"".join(json.dumps(item).encode() + b"\n" for item in lines)
-
-
-class Bureau:
-    """A server without Ray: what `harvester.serve.deployments.openai_app` puts together, and a replica."""
-
-    def __init__(self, root: Path, limits: BatchConfig, reply: Callable[[ApiCall], str]) -> None:
-        self.clock = ManualClock()
-        self.folder = StateFolder(root / "state")
-        self.folder.prepare()
-        self.ledger = Ledger(Path(":memory:"), self.folder.jobs, lease_s=HARVEST.lease_s, now_s=self.clock(), new_server=True)
-        self.client = DirectLedger(self.ledger, self.clock)
-        self.engine = ScriptedEngine(MODEL, concurrency=4, reply=reply)
-        self.limits = limits
-        self.files = FileStore(self.folder.files, self.clock)
-        self.controller = self.new_controller()
-        app = openai_api(self.files, self.controller, max_bytes=limits.max_file_bytes)
-        self.http = httpx.AsyncClient(transport=httpx.ASGITransport(app, raise_app_exceptions=False), base_url="http://bureau")
-        made: Any = self.http  # the client names a fork of httpx as its type
-        self.api = AsyncOpenAI(base_url="http://bureau/v1", api_key="none", http_client=made, max_retries=0)
-
-    def new_controller(self) -> BatchController:
-        planner = BatchPlanner(self.folder, self.files, self.limits, HARVEST, MODEL)
-        store = BatchStore(self.folder.batches)
-        return BatchController(self.client, store, self.files, planner, self.folder, self._models, self.clock, poll_s=0.01)
-
-    async def _models(self) -> list[str]:
-        return [MODEL]
-
-    def runner(self) -> Runner:
-        def sink(folder: StateFolder, job_id: str) -> PartsSink:
-            return PartsSink(folder.results(job_id))
-
-        return Runner("a", self.client, self.engine, self.folder, HARVEST, sink, self.clock)
-
-    async def upload(self, lines: Sequence[object] | bytes, **fields: Any) -> str:
-        data = lines if isinstance(lines, bytes) else jsonl(lines)
-        return (await self.api.files.create(file=("input.jsonl", data), purpose="batch", **fields)).id
-
-    async def create(self, lines: Sequence[object] | bytes, **fields: Any) -> Batch:
-        asked = {"endpoint": "/v1/chat/completions", "completion_window": "24h", **fields}
-        return await self.api.batches.create(input_file_id=await self.upload(lines), **asked)
-
-    async def until(self, batch_id: str, statuses: set[str], condition: Callable[[Batch], bool] = lambda _: True) -> Batch:
-        async with asyncio.timeout(PATIENCE_S):
-            while True:
-                batch = await self.api.batches.retrieve(batch_id)
-                if batch.status in statuses and condition(batch):
-                    return batch
-                await asyncio.sleep(0.005)
-
-    async def ended(self, lines: Sequence[object] | bytes, **fields: Any) -> Batch:
-        return await self.until((await self.create(lines, **fields)).id, ENDED)
-
-    async def lines(self, file_id: str | None) -> dict[str, dict[str, Any]]:
-        """An output or error file by custom_id."""
-        assert file_id is not None
-        text = (await self.api.files.content(file_id)).text
-        found = [json.loads(item) for item in text.splitlines()]
-        assert all(set(item) == {"id", "custom_id", "response", "error"} and item["id"].startswith("batch_req_") for item in found)
-        assert len({item["custom_id"] for item in found}) == len(found)
-        return {item["custom_id"]: item for item in found}
-
-
-@asynccontextmanager
-async def going(*works: Any) -> AsyncIterator[None]:
-    tasks = [asyncio.create_task(work) for work in works]
-    try:
-        yield
-    finally:
-        for task in tasks:
-            task.cancel()
-        for task in tasks:
-            with suppress(asyncio.CancelledError):
-                await task
-
-
-@pytest.fixture
-def limits() -> BatchConfig:
-    return BatchConfig()
-
-
-@pytest.fixture
-def reply() -> Callable[[ApiCall], str]:
-    return last_content
-
-
-@pytest.fixture
-async def office(tmp_path: Path, limits: BatchConfig, reply: Callable[[ApiCall], str]) -> AsyncIterator[Bureau]:
-    """With a controller at work and no replica."""
-    office = Bureau(tmp_path, limits, reply)
-    async with office.http, going(office.controller.run()):
-        yield office
-    office.ledger.check()
-    office.ledger.close()
-
-
-@pytest.fixture
-async def bureau(office: Bureau) -> AsyncIterator[Bureau]:
-    """With a replica too."""
-    async with going(office.runner().run()):
-        yield office
+from jobs.testing import ManualClock, Refused, last_content
+from tests.fakes.bureau import ENDED, HARVEST, MODEL, PATIENCE_S, Bureau, going, jsonl, line
 
 
 async def test_a_keeper_that_is_woken_and_told_to_end_at_once_ends(tmp_path: Path) -> None:
@@ -318,20 +196,20 @@ async def test_an_expired_batch_keeps_what_is_done_and_names_what_is_not(bureau:
     assert {item["response"] for item in missed.values()} == {None}
 
 
-async def test_a_batch_expires_also_where_no_replica_is(office: Bureau) -> None:
-    batch = await office.create([line(i) for i in range(3)], completion_window="90m")
-    await office.until(batch.id, {"in_progress"})
-    office.clock.advance(5400)
-    done = await office.until(batch.id, ENDED)
+async def test_a_batch_expires_also_where_no_replica_is(idle_bureau: Bureau) -> None:
+    batch = await idle_bureau.create([line(i) for i in range(3)], completion_window="90m")
+    await idle_bureau.until(batch.id, {"in_progress"})
+    idle_bureau.clock.advance(5400)
+    done = await idle_bureau.until(batch.id, ENDED)
     assert (done.status, done.output_file_id, done.expires_at) == ("expired", None, batch.created_at + 5400)
-    assert len(await office.lines(done.error_file_id)) == 3
+    assert len(await idle_bureau.lines(done.error_file_id)) == 3
 
 
-async def test_a_job_cancelled_by_its_own_command_ends_its_batch(office: Bureau) -> None:
-    batch = await office.create([line(i) for i in range(3)])
-    await office.until(batch.id, {"in_progress"})
-    await office.client.change(batch.id, "cancel")
-    done = await office.until(batch.id, ENDED)
+async def test_a_job_cancelled_by_its_own_command_ends_its_batch(idle_bureau: Bureau) -> None:
+    batch = await idle_bureau.create([line(i) for i in range(3)])
+    await idle_bureau.until(batch.id, {"in_progress"})
+    await idle_bureau.client.change(batch.id, "cancel")
+    done = await idle_bureau.until(batch.id, ENDED)
     assert (done.status, done.output_file_id, done.error_file_id) == ("cancelled", None, None)
 
 
@@ -411,35 +289,35 @@ GOOD = jsonl([line(0)])
     ids=lambda value: f"{len(value):,} bytes" if isinstance(value, bytes) else str(value),
 )
 async def test_an_input_that_is_none_fails_with_the_line_and_why(
-    office: Bureau, data: bytes, code: str, number: int | None, param: str | None
+    idle_bureau: Bureau, data: bytes, code: str, number: int | None, param: str | None
 ) -> None:
-    done = await office.ended(data)
+    done = await idle_bureau.ended(data)
     assert (done.status, done.failed_at is not None, done.output_file_id) == ("failed", True, None)
     assert done.errors is not None
     (error,) = done.errors.data or []
     assert (error.code, error.line, error.param) == (code, number, param)
     assert error.message
-    assert list(office.folder.jobs.iterdir()) == [], "nothing is left of it"
+    assert list(idle_bureau.folder.jobs.iterdir()) == [], "nothing is left of it"
 
 
-async def test_every_wrong_line_is_named_up_to_a_hundred(office: Bureau) -> None:
-    done = await office.ended(GOOD + b"{\n" * 150)
+async def test_every_wrong_line_is_named_up_to_a_hundred(idle_bureau: Bureau) -> None:
+    done = await idle_bureau.ended(GOOD + b"{\n" * 150)
     assert done.errors is not None
     assert [error.line for error in done.errors.data or ()] == list(range(2, 102))
 
 
 @pytest.mark.parametrize("limits", [BatchConfig(max_lines=3)], ids=["three lines"])
-async def test_more_lines_than_the_limit_fail(office: Bureau) -> None:
-    assert (await office.create([line(i) for i in range(3)])).status == "validating"
-    done = await office.ended([line(i) for i in range(4)])
+async def test_more_lines_than_the_limit_fail(idle_bureau: Bureau) -> None:
+    assert (await idle_bureau.create([line(i) for i in range(3)])).status == "validating"
+    done = await idle_bureau.ended([line(i) for i in range(4)])
     assert done.errors is not None
     assert [(error.code, error.line) for error in done.errors.data or ()] == [("too_many_requests", 4)]
 
 
 @pytest.mark.parametrize("limits", [BatchConfig(max_line_bytes=2000)], ids=["2,000 bytes"])
-async def test_a_line_longer_than_the_limit_fails_and_the_next_is_read(office: Bureau) -> None:
+async def test_a_line_longer_than_the_limit_fails_and_the_next_is_read(idle_bureau: Bureau) -> None:
     long = line(1, body={"model": MODEL, "messages": [{"role": "user", "content": "x" * 9000}]})
-    done = await office.ended(jsonl([line(0), long]) + b"{\n")
+    done = await idle_bureau.ended(jsonl([line(0), long]) + b"{\n")
     assert done.errors is not None
     assert [(error.code, error.line) for error in done.errors.data or ()] == [("line_too_long", 2), ("invalid_json_line", 3)]
 
@@ -456,13 +334,13 @@ async def test_windows_line_ends_a_byte_order_mark_and_blank_lines_are_taken(bur
     assert (await bureau.ended(data)).status == "completed"
 
 
-async def test_a_file_deleted_while_its_batch_runs_is_not_missed(office: Bureau) -> None:
-    batch = await office.create([line(i) for i in range(5)])
-    await office.until(batch.id, {"in_progress"})
-    await office.api.files.delete(batch.input_file_id)
-    async with going(office.runner().run()):
-        done = await office.until(batch.id, ENDED)
-    assert (done.status, len(await office.lines(done.output_file_id))) == ("completed", 5)
+async def test_a_file_deleted_while_its_batch_runs_is_not_missed(idle_bureau: Bureau) -> None:
+    batch = await idle_bureau.create([line(i) for i in range(5)])
+    await idle_bureau.until(batch.id, {"in_progress"})
+    await idle_bureau.api.files.delete(batch.input_file_id)
+    async with going(idle_bureau.runner().run()):
+        done = await idle_bureau.until(batch.id, ENDED)
+    assert (done.status, len(await idle_bureau.lines(done.output_file_id))) == ("completed", 5)
 
 
 async def test_a_file_deleted_before_it_was_read_fails_its_batch(tmp_path: Path) -> None:
@@ -493,19 +371,19 @@ async def test_a_file_deleted_before_it_was_read_fails_its_batch(tmp_path: Path)
     ],
     ids=lambda value: None if isinstance(value, dict) else value,
 )
-async def test_a_wrong_wish_is_refused_with_the_parameter(office: Bureau, fields: dict[str, Any], param: str) -> None:
+async def test_a_wrong_wish_is_refused_with_the_parameter(idle_bureau: Bureau, fields: dict[str, Any], param: str) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
-        await office.create([line(0)], **fields)
+        await idle_bureau.create([line(0)], **fields)
     assert str(refused.value.param).startswith(param)
     assert refused.value.type == "invalid_request_error"
-    assert (await office.api.batches.list()).data == []
+    assert (await idle_bureau.api.batches.list()).data == []
 
 
-async def test_half_a_surrogate_pair_is_refused(office: Bureau) -> None:
+async def test_half_a_surrogate_pair_is_refused(idle_bureau: Bureau) -> None:
     body = (
         b'{"input_file_id": "\\ud800", "endpoint": "\\ud800", "completion_window": "1h", "metadata": {"\\ud800": "\\ud800"}, "\\ud800": 1}'
     )
-    answer = await office.http.post("/v1/batches", content=body, headers={"content-type": "application/json"})
+    answer = await idle_bureau.http.post("/v1/batches", content=body, headers={"content-type": "application/json"})
     assert answer.status_code == 400, answer.text
 
 
@@ -522,9 +400,9 @@ async def test_half_a_surrogate_pair_is_refused(office: Bureau) -> None:
         "é" * 999,
     ],
 )
-async def test_an_input_file_that_is_not_there_is_refused_and_never_opened(office: Bureau, file_id: str) -> None:
+async def test_an_input_file_that_is_not_there_is_refused_and_never_opened(idle_bureau: Bureau, file_id: str) -> None:
     with pytest.raises(openai.BadRequestError, match="No such File object") as refused:
-        await office.api.batches.create(input_file_id=file_id, endpoint="/v1/chat/completions", completion_window="24h")
+        await idle_bureau.api.batches.create(input_file_id=file_id, endpoint="/v1/chat/completions", completion_window="24h")
     assert refused.value.param == "input_file_id"
 
 
@@ -537,16 +415,16 @@ async def test_an_output_file_is_no_input(bureau: Bureau) -> None:
 # -- lists --------------------------------------------------------------------------------------------------------------------------
 
 
-async def test_batches_are_listed_newest_first_by_pages(office: Bureau) -> None:
+async def test_batches_are_listed_newest_first_by_pages(idle_bureau: Bureau) -> None:
     made = []
     for number in range(5):
-        office.clock.advance(1)
-        made.append((await office.create([line(number)])).id)
-    first = await office.api.batches.list(limit=2)
+        idle_bureau.clock.advance(1)
+        made.append((await idle_bureau.create([line(number)])).id)
+    first = await idle_bureau.api.batches.list(limit=2)
     assert ([batch.id for batch in first.data], first.has_more) == (made[:2:-1], True)
-    assert [batch.id async for batch in office.api.batches.list(limit=2)] == made[::-1]
+    assert [batch.id async for batch in idle_bureau.api.batches.list(limit=2)] == made[::-1]
     with pytest.raises(openai.BadRequestError, match="not in the list"):
-        await office.api.batches.list(after="batch_nothing")
+        await idle_bureau.api.batches.list(after="batch_nothing")
 
 
 async def test_files_are_listed_by_purpose_and_order_by_pages(bureau: Bureau) -> None:
@@ -562,28 +440,28 @@ async def test_files_are_listed_by_purpose_and_order_by_pages(bureau: Bureau) ->
 # -- files --------------------------------------------------------------------------------------------------------------------------
 
 
-async def test_a_file_is_uploaded_shown_read_and_deleted(office: Bureau) -> None:
+async def test_a_file_is_uploaded_shown_read_and_deleted(idle_bureau: Bureau) -> None:
     data = bytes(range(256)) * 5000
-    file = await office.api.files.create(file=("../../etc/päss.jsonl", data), purpose="batch")
+    file = await idle_bureau.api.files.create(file=("../../etc/päss.jsonl", data), purpose="batch")
     assert (file.bytes, file.purpose, file.filename, file.object) == (len(data), "batch", "päss.jsonl", "file")
-    assert (await office.api.files.content(file.id)).content == data
-    assert (await office.api.files.retrieve(file.id)) == file
-    assert (await office.api.files.delete(file.id)).deleted
+    assert (await idle_bureau.api.files.content(file.id)).content == data
+    assert (await idle_bureau.api.files.retrieve(file.id)) == file
+    assert (await idle_bureau.api.files.delete(file.id)).deleted
     with pytest.raises(openai.NotFoundError, match="No such File object"):
-        await office.api.files.content(file.id)
-    assert list(office.folder.files.iterdir()) == []
+        await idle_bureau.api.files.content(file.id)
+    assert list(idle_bureau.folder.files.iterdir()) == []
 
 
-async def test_files_go_when_their_time_is_over(office: Bureau) -> None:
-    file_id = await office.upload([line(0)], expires_after={"anchor": "created_at", "seconds": 3600})
-    office.clock.advance(3599)
-    assert (await office.api.files.retrieve(file_id)).expires_at is not None
-    office.clock.advance(1)
+async def test_files_go_when_their_time_is_over(idle_bureau: Bureau) -> None:
+    file_id = await idle_bureau.upload([line(0)], expires_after={"anchor": "created_at", "seconds": 3600})
+    idle_bureau.clock.advance(3599)
+    assert (await idle_bureau.api.files.retrieve(file_id)).expires_at is not None
+    idle_bureau.clock.advance(1)
     with pytest.raises(openai.NotFoundError):
-        await office.api.files.retrieve(file_id)
-    assert (await office.api.files.list()).data == []
-    office.files.sweep()
-    assert list(office.folder.files.iterdir()) == []
+        await idle_bureau.api.files.retrieve(file_id)
+    assert (await idle_bureau.api.files.list()).data == []
+    idle_bureau.files.sweep()
+    assert list(idle_bureau.folder.files.iterdir()) == []
 
 
 async def test_the_files_of_a_batch_go_when_it_was_asked_for(bureau: Bureau) -> None:
@@ -594,7 +472,7 @@ async def test_the_files_of_a_batch_go_when_it_was_asked_for(bureau: Bureau) -> 
 
 @pytest.mark.parametrize("limits", [BatchConfig(max_file_bytes=1000)], ids=["1,000 bytes"])
 @pytest.mark.parametrize("told", [True, False], ids=["told its length", "in chunks"])
-async def test_an_upload_over_the_limit_is_refused_before_it_is_read(office: Bureau, told: bool) -> None:
+async def test_an_upload_over_the_limit_is_refused_before_it_is_read(idle_bureau: Bureau, told: bool) -> None:
     read = 0
     head = b'--b\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n'
 
@@ -606,10 +484,10 @@ async def test_an_upload_over_the_limit_is_refused_before_it_is_read(office: Bur
             yield b"x" * 1_000_000
 
     headers = {"content-type": "multipart/form-data; boundary=b"} | ({"content-length": "2000000100"} if told else {})
-    answer = await office.http.post("/v1/files", content=body(), headers=headers)
+    answer = await idle_bureau.http.post("/v1/files", content=body(), headers=headers)
     assert (answer.status_code, answer.json()["error"]["code"]) == (413, "too_large")
     assert read <= 1
-    assert list(office.folder.files.iterdir() if office.folder.files.exists() else ()) == []
+    assert list(idle_bureau.folder.files.iterdir() if idle_bureau.folder.files.exists() else ()) == []
 
 
 FORM = {"content-type": "multipart/form-data; boundary=b"}
@@ -647,12 +525,12 @@ PURPOSE = b'--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r
     ],
 )
 async def test_an_upload_that_is_none_is_refused_and_leaves_nothing(
-    office: Bureau, headers: dict[str, str], body: bytes, param: str | None
+    idle_bureau: Bureau, headers: dict[str, str], body: bytes, param: str | None
 ) -> None:
-    answer = await office.http.post("/v1/files", content=body, headers=headers)
+    answer = await idle_bureau.http.post("/v1/files", content=body, headers=headers)
     error = answer.json()["error"]
     assert (answer.status_code, error["type"], error["param"]) == (400, "invalid_request_error", param), error
-    assert list(office.folder.files.iterdir() if office.folder.files.exists() else ()) == []
+    assert list(idle_bureau.folder.files.iterdir() if idle_bureau.folder.files.exists() else ()) == []
 
 
 @pytest.mark.parametrize(
@@ -673,16 +551,16 @@ async def test_an_upload_that_is_none_is_refused_and_leaves_nothing(
     ],
     ids=lambda value: str(value),
 )
-async def test_every_refusal_has_openais_shape(office: Bureau, method: str, path: str, status: int) -> None:
-    answer = await office.http.request(method, path)
+async def test_every_refusal_has_openais_shape(idle_bureau: Bureau, method: str, path: str, status: int) -> None:
+    answer = await idle_bureau.http.request(method, path)
     assert answer.status_code == status
     assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
 
 
-async def test_the_application_describes_itself_below_its_prefix(office: Bureau) -> None:
-    described = (await office.http.get("/v1/files/openapi.json")).json()
+async def test_the_application_describes_itself_below_its_prefix(idle_bureau: Bureau) -> None:
+    described = (await idle_bureau.http.get("/v1/files/openapi.json")).json()
     assert {"/v1/files", "/v1/files/{file_id}/content", "/v1/batches/{batch_id}/cancel"} <= set(described["paths"])
-    alone = openai_api(None, office.controller)
+    alone = openai_api(None, idle_bureau.controller)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(alone), base_url="http://bureau") as http:
         assert (await http.get("/v1/batches/openapi.json")).status_code == 200
 

@@ -12,7 +12,6 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import FastAPI
-from test_jobs_api import INFO, Office, office, refused
 
 from harvester.core import Role
 from harvester.engine.frontend.metrics import TimeWindow
@@ -32,9 +31,8 @@ from jobs.batches.files import FileStore
 from jobs.ledger.counts import JobsNow
 from jobs.plan.planner import JobPlanner
 from jobs.testing import DirectLedger, ManualClock, scripted_plan
-from tests.fakes.page_server import replica
-
-__all__ = ["office"]
+from tests.fakes.office import INFO, Office, refused
+from tests.fakes.replica_report import replica
 
 
 def planner(office: Office) -> JobPlanner:

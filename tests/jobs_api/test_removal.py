@@ -8,14 +8,12 @@ from pathlib import Path
 
 import httpx
 import pytest
-from test_jobs_api import MODEL, Office, office, refused
 
 from harvester.serve.http.jobs.removal import DAY_S, remove_old
 from jobs.ledger.ledger import Ledger
 from jobs.spec import JobView
 from jobs.testing import DirectLedger, ManualClock
-
-__all__ = ["office"]
+from tests.fakes.office import MODEL, Office, refused
 
 
 @pytest.fixture

@@ -16,18 +16,18 @@ from urllib.parse import quote
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from test_jobs_api import INFO, MODEL, Office, office, refused  # noqa: F401
 
 from harvester.errors import ParameterError, TooLargeError
 from harvester.serve.access.identity import Identity
 from harvester.serve.http.jobs.uploads_api import KEPT_S, Uploads
 from jobs.access.limits import Limits
+from tests.fakes.office import INFO, MODEL, Office, refused
 
 ID = "ab" * 32
 PATIENCE_S = 20.0
 
 
-async def test_an_upload_goes_on_where_it_ended_and_becomes_a_job(office: Office) -> None:  # noqa: F811
+async def test_an_upload_goes_on_where_it_ended_and_becomes_a_job(office: Office) -> None:
     data = office.docs.read_bytes()
     for offset, piece in ((0, data[:100]), (0, data[:100]), (100, data[100:])):
         digest = hashlib.sha256(piece).hexdigest()
@@ -40,14 +40,14 @@ async def test_an_upload_goes_on_where_it_ended_and_becomes_a_job(office: Office
     assert made.json()["job"]["rows_total"] == 4
 
 
-async def test_a_damaged_piece_and_a_gap_are_refused(office: Office) -> None:  # noqa: F811
+async def test_a_damaged_piece_and_a_gap_are_refused(office: Office) -> None:
     damaged = await office.http.put(f"/uploads/{ID}/a.csv", content=b"abc", headers={"x-content-sha256": "0" * 64})
     gap = await office.http.put(f"/uploads/{ID}/a.csv", content=b"abc", params={"offset": 9})
     assert (damaged.status_code, gap.status_code) == (400, 400)
     assert (await office.http.get(f"/uploads/{ID}/a.csv")).json()["bytes"] == 0
 
 
-async def test_results_are_an_arrow_stream_that_is_taken_up_behind_a_row(office: Office) -> None:  # noqa: F811
+async def test_results_are_an_arrow_stream_that_is_taken_up_behind_a_row(office: Office) -> None:
     job = await office.submitted()
     folder = office.folder.results(job.id)
     folder.mkdir(parents=True, exist_ok=True)
@@ -59,7 +59,7 @@ async def test_results_are_an_arrow_stream_that_is_taken_up_behind_a_row(office:
     assert pa.ipc.open_stream(io.BytesIO(rest.content)).read_all()["row_id"].to_pylist() == [1]
 
 
-async def test_an_offset_before_the_beginning_is_refused(office: Office) -> None:  # noqa: F811
+async def test_an_offset_before_the_beginning_is_refused(office: Office) -> None:
     job = await office.submitted()
     folder = office.folder.results(job.id)
     folder.mkdir(parents=True, exist_ok=True)
@@ -71,8 +71,8 @@ async def test_an_offset_before_the_beginning_is_refused(office: Office) -> None
         assert answer.json()["error"]["message"].startswith("query.offset: Input should be greater than or equal to 0")
 
 
-async def test_a_whole_that_is_not_what_its_digest_says_is_dropped(office: Office) -> None:  # noqa: F811
-    asked = {"last": True, "digest": hashlib.sha256(b"other").hexdigest()}
+async def test_a_whole_that_is_not_what_its_digest_says_is_dropped(office: Office) -> None:
+    asked: dict[str, bool | str] = {"last": True, "digest": hashlib.sha256(b"other").hexdigest()}
     damaged = await office.http.put(f"/uploads/{ID}/a.csv", content=b"abc", params=asked)
     assert damaged.status_code == 400
     assert "arrived damaged" in damaged.json()["error"]["message"]
@@ -80,20 +80,20 @@ async def test_a_whole_that_is_not_what_its_digest_says_is_dropped(office: Offic
 
 
 @pytest.mark.parametrize("name", ["../a.csv", ".a.csv", "b/../../a.csv", "a*.csv", "b/.a", "a:b", "a/" * 9 + "a"])
-async def test_a_name_that_leads_elsewhere_is_refused(office: Office, name: str) -> None:  # noqa: F811
+async def test_a_name_that_leads_elsewhere_is_refused(office: Office, name: str) -> None:
     answer = await office.http.put(f"/uploads/{ID}/{quote(name, safe='')}", content=b"abc", params={"last": True})
     assert answer.status_code in (400, 404)
     assert not list(office.folder.root.rglob("*a.csv*"))
 
 
-async def test_an_upload_that_is_not_whole_is_no_source(office: Office) -> None:  # noqa: F811
+async def test_an_upload_that_is_not_whole_is_no_source(office: Office) -> None:
     await office.http.put(f"/uploads/{ID}/a.csv", content=b"abc")
     for uri in (f"upload:{ID}/a.csv", f"upload:{ID}", "upload:x", f"upload:{ID}/../../../state/server.json"):
         answer = await office.post("/jobs", {"source": {"uri": uri}})
         assert answer.status_code in (400, 404), answer.text
 
 
-async def test_an_upload_that_no_job_names_goes_after_a_day(office: Office) -> None:  # noqa: F811
+async def test_an_upload_that_no_job_names_goes_after_a_day(office: Office) -> None:
     for upload_id in (ID, "cd" * 32):
         await office.http.put(f"/uploads/{upload_id}/docs.parquet", content=office.docs.read_bytes(), params={"last": True})
     made = await office.post("/jobs", {"source": {"uri": f"upload:{ID}/docs.parquet"}})
@@ -105,7 +105,7 @@ async def test_an_upload_that_no_job_names_goes_after_a_day(office: Office) -> N
     assert [path.name for path in office.folder.uploads.glob("*/*")] == [ID]
 
 
-async def test_a_part_that_is_damaged_is_an_error_and_no_short_answer(office: Office) -> None:  # noqa: F811
+async def test_a_part_that_is_damaged_is_an_error_and_no_short_answer(office: Office) -> None:
     job = await office.submitted()
     folder = office.folder.results(job.id)
     folder.mkdir(parents=True, exist_ok=True)
@@ -116,7 +116,7 @@ async def test_a_part_that_is_damaged_is_an_error_and_no_short_answer(office: Of
     assert "is damaged" in answer.json()["error"]["message"]
 
 
-async def test_a_server_says_of_a_file_only_what_it_may_and_not_of_another_of_the_same_path(office: Office) -> None:  # noqa: F811
+async def test_a_server_says_of_a_file_only_what_it_may_and_not_of_another_of_the_same_path(office: Office) -> None:
     about = office.docs.stat()
     file = {"path": str(office.docs), "bytes": about.st_size, "modified_ns": about.st_mtime_ns, "inode": about.st_ino}
     hidden = Path("/etc/hostname").stat()
@@ -131,7 +131,7 @@ async def test_a_server_says_of_a_file_only_what_it_may_and_not_of_another_of_th
     [(Limits(max_upload_bytes=5), "bytes that this API key may upload"), (Limits(max_stored_bytes=8), "would hold 11 bytes")],
     ids=["one", "all"],
 )
-async def test_a_key_uploads_no_more_than_it_may(office: Office, limits: Limits, told: str) -> None:  # noqa: F811
+async def test_a_key_uploads_no_more_than_it_may(office: Office, limits: Limits, told: str) -> None:
     uploads = Uploads(office.folder)
     who = Identity("small", frozenset(), limits)
 
@@ -144,7 +144,7 @@ async def test_a_key_uploads_no_more_than_it_may(office: Office, limits: Limits,
         await uploads.append(second, 0, body(b"123456"), None, is_last=True, who=who)
 
 
-async def test_a_keys_uploads_at_once_hold_together_no_more_than_it_may(office: Office) -> None:  # noqa: F811
+async def test_a_keys_uploads_at_once_hold_together_no_more_than_it_may(office: Office) -> None:
     uploads, all_begun = Uploads(office.folder), asyncio.Barrier(4)
     who = Identity("small", frozenset(), Limits(max_stored_bytes=20))
 
@@ -161,7 +161,7 @@ async def test_a_keys_uploads_at_once_hold_together_no_more_than_it_may(office: 
     assert sum(path.stat().st_size for path in office.folder.uploads.rglob("*.part")) == 20
 
 
-async def test_a_piece_that_leaves_a_gap_leaves_nothing(office: Office) -> None:  # noqa: F811
+async def test_a_piece_that_leaves_a_gap_leaves_nothing(office: Office) -> None:
     """It counts as a further piece of an upload, and so as no request: a key could fill the disk with folders."""
     uploads, who = Uploads(office.folder), Identity("small", frozenset())
 
@@ -173,7 +173,7 @@ async def test_a_piece_that_leaves_a_gap_leaves_nothing(office: Office) -> None:
     assert list(office.folder.uploads.rglob("*")) == []
 
 
-async def test_a_piece_that_is_sent_again_counts_once(office: Office) -> None:  # noqa: F811
+async def test_a_piece_that_is_sent_again_counts_once(office: Office) -> None:
     uploads = Uploads(office.folder)
     who = Identity("small", frozenset(), Limits(max_stored_bytes=8))
 
@@ -186,7 +186,7 @@ async def test_a_piece_that_is_sent_again_counts_once(office: Office) -> None:  
     assert told["bytes"] == 8
 
 
-async def test_results_are_downloaded_as_one_file_in_each_format(office: Office) -> None:  # noqa: F811
+async def test_results_are_downloaded_as_one_file_in_each_format(office: Office) -> None:
     job = await office.submitted()
     folder = office.folder.results(job.id)
     folder.mkdir(parents=True, exist_ok=True)
@@ -200,7 +200,7 @@ async def test_results_are_downloaded_as_one_file_in_each_format(office: Office)
     assert (await office.http.get(f"/jobs/{job.id}/results", params={"format": "doc"})).status_code == 400
 
 
-async def test_a_parquet_download_has_few_row_groups(office: Office) -> None:  # noqa: F811
+async def test_a_parquet_download_has_few_row_groups(office: Office) -> None:
     """Parts have 256 rows, and a writer keeps the footer of each row group in memory."""
     job = await office.submitted()
     folder = office.folder.results(job.id)
@@ -213,7 +213,7 @@ async def test_a_parquet_download_has_few_row_groups(office: Office) -> None:  #
     assert (found.num_row_groups, found.read()["row_id"].to_pylist()) == (1, list(range(40 * 256)))
 
 
-async def test_a_dry_run_tells_what_a_job_would_be_and_keeps_nothing(office: Office) -> None:  # noqa: F811
+async def test_a_dry_run_tells_what_a_job_would_be_and_keeps_nothing(office: Office) -> None:
     answer = await office.post("/plan", {"source": {"uri": str(office.docs)}, "task": "summarize"})
     assert answer.status_code == 200, answer.text
     told = answer.json()
@@ -222,14 +222,14 @@ async def test_a_dry_run_tells_what_a_job_would_be_and_keeps_nothing(office: Off
     assert office.left_over() == []
 
 
-async def test_a_dry_run_reads_only_what_a_job_may(office: Office) -> None:  # noqa: F811
+async def test_a_dry_run_reads_only_what_a_job_may(office: Office) -> None:
     answer = await office.post("/plan", {"source": {"uri": "/etc/passwd"}, "task": "summarize"})
     assert answer.status_code in (400, 403), answer.text
 
 
 @pytest.mark.parametrize("path", ["/jobs", "/plan"])
 async def test_a_task_that_the_model_cannot_do_is_refused_with_what_to_do(
-    office: Office,  # noqa: F811
+    office: Office,
     monkeypatch: pytest.MonkeyPatch,
     path: str,
 ) -> None:
@@ -245,7 +245,7 @@ async def test_a_task_that_the_model_cannot_do_is_refused_with_what_to_do(
 
 @pytest.mark.parametrize("path", ["/jobs", "/plan"])
 async def test_an_adapter_that_the_server_does_not_have_is_refused_at_submit(
-    office: Office,  # noqa: F811
+    office: Office,
     monkeypatch: pytest.MonkeyPatch,
     path: str,
 ) -> None:
@@ -262,7 +262,7 @@ async def test_an_adapter_that_the_server_does_not_have_is_refused_at_submit(
 
 @pytest.mark.parametrize("path", ["/jobs", "/plan"])
 async def test_images_for_a_model_that_takes_none_are_refused_at_submit(
-    office: Office,  # noqa: F811
+    office: Office,
     monkeypatch: pytest.MonkeyPatch,
     path: str,
 ) -> None:

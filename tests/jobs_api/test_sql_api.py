@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_jobs_api import Office, office, refused
 
 from harvester.errors import StorageError
 from harvester.serve.http.answers import ANSWER_S
@@ -19,8 +18,8 @@ from harvester.serve.http.jobs.removal import keep_removing
 from harvester.serve.http.jobs.uploads_api import KEPT_S
 from jobs.storage.folder import StateFolder
 from jobs.testing import DirectLedger
+from tests.fakes.office import Office, refused
 
-__all__ = ["office"]
 PATIENCE_S = 20.0
 
 

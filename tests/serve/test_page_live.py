@@ -11,7 +11,8 @@ from playwright.sync_api import Page, expect
 
 from jobs.ledger.ledger import Ledger
 from jobs.testing import scripted_plan
-from tests.fakes.page_server import PageServer, replica
+from tests.fakes.page_server import PageServer
+from tests.fakes.replica_report import replica
 from tests.serve.conftest import open_page
 
 pytestmark = pytest.mark.serve
