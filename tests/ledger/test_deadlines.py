@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,32 +16,12 @@ from jobs.ledger.ledger import Ledger
 from jobs.spec import JobChange, LeaseProgress, PartStats
 from jobs.states import JobState
 from jobs.testing import scripted_plan
-
-NOW_S = 1_000_000.0
+from tests.fakes.scripted_ledger import NOW_S, enter, opened, work
 
 
 @pytest.fixture
 def ledger() -> Ledger:
     return opened(Path(":memory:"))
-
-
-def opened(path: Path, **options: Any) -> Ledger:
-    return Ledger(path, Path("/state/jobs"), lease_s=1000.0, now_s=NOW_S, new_server=True, **options)
-
-
-def enter(ledger: Ledger, name: str, rows: int = 400, **changes: Any) -> str:
-    plan = scripted_plan(name, rows, 4, created_at_s=NOW_S)
-    return ledger.submit(plan.model_copy(update={"spec": plan.spec.model_copy(update=changes)}), new=True)[0].id
-
-
-def work(ledger: Ledger, now_s: float, rows: int = 4, **stats: Any) -> str | None:
-    """Lease a slice and commit it."""
-    lease = ledger.lease("a", "scripted", now_s)
-    if lease is None:
-        return None
-    done = {"rows_ok": rows, "prompt_tokens": 100 * rows, "output_tokens": 20 * rows, **stats}
-    ledger.commit(lease.lease_id, lease.job.id, lease.slice.slice_id, PartStats(**done), now_s)
-    return lease.job.id
 
 
 def test_leases_go_by_weight(ledger: Ledger) -> None:

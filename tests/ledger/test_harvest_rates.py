@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_ledger import FullDisk
 
 from connectors.errors import StorageError
 from jobs.ledger.ledger import Ledger
@@ -14,6 +13,7 @@ from jobs.spec import JobChange, LeaseProgress, PartStats
 from jobs.states import JobState
 from jobs.testing import scripted_plan
 from jobs.usage import Usage
+from tests.fakes.scripted_ledger import FullDisk
 
 HOUR_S = 3600.0
 NOW_S = 1_000_000 * HOUR_S

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -13,10 +12,10 @@ from harvester.errors import NotFoundError, ReopenError, StateError, StorageErro
 from jobs.ledger.leasing import REFUSED_S
 from jobs.ledger.ledger import Ledger
 from jobs.ledger.store.place import Place, PostgresPlace
-from jobs.ledger.store.sqlite import SqliteStore
 from jobs.spec import JobChange, JobView, Lease, LeaseProgress, PartStats
 from jobs.states import JobState
 from jobs.testing import ManualClock, scripted_plan
+from tests.fakes.scripted_ledger import FullDisk
 
 LEASE_S = 10.0
 MODEL = "scripted"
@@ -761,24 +760,6 @@ class Broken:
         if name == self.statement:
             raise StorageError("no space left")
         return self._run(name, values)  # type: ignore[arg-type]
-
-
-class FullDisk:
-    """SQLite's connection, on a disk that has no room for a commit until it is mended."""
-
-    def __init__(self, ledger: Ledger) -> None:
-        store = cast("SqliteStore", ledger._book.store)
-        self._db = store._db
-        self.full = True
-        store._db = self  # type: ignore[assignment]
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._db, name)
-
-    def execute(self, query: str, *values: object) -> Any:
-        if self.full and query == "COMMIT":
-            raise sqlite3.OperationalError("No space left on device")
-        return self._db.execute(query, *values)  # type: ignore[arg-type]
 
 
 def test_on_a_full_disk_no_lease_is_given_and_the_job_stays_as_it_was(desk: Desk) -> None:

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_deadlines import NOW_S, enter, opened, work
 
 from jobs.ledger.ledger import Ledger
 from jobs.spec import LeaseProgress, PartStats
 from jobs.usage import Usage
+from tests.fakes.scripted_ledger import NOW_S, enter, opened, work
 
 
 @pytest.fixture
