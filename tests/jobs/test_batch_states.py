@@ -22,9 +22,10 @@ from jobs.batches.record import BatchRecord, BatchWish
 from jobs.batches.states import ENDED_BATCH, BatchStatus, BatchStep, final_status, next_step
 from jobs.batches.store import BatchStore
 from jobs.batches.window import parse_window
+from jobs.ledger.ledger import Ledger
 from jobs.states import ENDED, JobState
 from jobs.storage.mirror import Mirror
-from jobs.testing import ManualClock
+from jobs.testing import ManualClock, scripted_plan
 
 OPEN = sorted(set(BatchStatus) - ENDED_BATCH)
 
@@ -119,6 +120,20 @@ def test_records_are_found_again_and_the_time_of_a_state_is_its_first(tmp_path: 
     (found,) = BatchStore(tmp_path / "batches").list()
     shown = found.to_openai(None)
     assert (shown["status"], shown["in_progress_at"], shown["finalizing_at"], shown["expires_at"]) == ("finalizing", 101, 102, 3700)
+
+
+def test_a_batch_shows_the_counts_and_tokens_of_its_job_until_it_has_its_own() -> None:
+    ledger = Ledger(Path(":memory:"), Path("/jobs"), lease_s=9.0, now_s=0.0, new_server=True)
+    view = ledger.submit(scripted_plan("docs"), new=True)[0].model_copy(
+        update={"rows_ok": 5, "rows_error": 2, "prompt_tokens": 70, "cached_tokens": 30, "output_tokens": 20}
+    )
+    record = BatchRecord.of(BatchWish(input_file_id="f", endpoint="/v1/completions", completion_window="1h"), 0.0)
+    shown, none = record.to_openai(view), record.to_openai(None)
+    assert shown["request_counts"] == {"total": 10, "completed": 5, "failed": 2}
+    assert (shown["usage"]["input_tokens"], shown["usage"]["output_tokens"], shown["usage"]["total_tokens"]) == (70, 20, 90)
+    assert shown["usage"]["input_tokens_details"] == {"cached_tokens": 30}
+    assert (none["request_counts"], none["errors"]) == ({"total": 0, "completed": 0, "failed": 0}, None)
+    ledger.close()
 
 
 def test_a_damaged_record_is_named(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobs.engine import RowError
-from jobs.longtext.fit import FitResult, cut_at_sentence, fit
+from jobs.longtext.fit import FitResult, cut_at_sentence, ends_sentence, fit, sentence_ends
 
 OVERHEAD_TOKENS = 10
 prose = st.lists(st.sampled_from(["word", "a", "3.14", "end.", "Really?", "no!", "\n", "  ", "文。", "long" * 9]), max_size=120).map(
@@ -51,6 +51,35 @@ def fitted(text: str, tokens_of: Callable[[str], int], budget_tokens: int) -> tu
 )
 def test_a_text_is_cut_at_the_best_place_that_fits(text: str, max_chars: int, head: str) -> None:
     assert cut_at_sentence(text, max_chars) == head
+
+
+@pytest.mark.parametrize(
+    ("text", "most", "head"),
+    [
+        ("One. Two.", 9, "One. Two."),
+        ("One. Two.", 8, "One."),
+        ("One. Two.", 4, "One."),
+        ("One two three", 9, "One two"),
+        ("One two three", 7, "One two"),
+        ("Onetwothree", 5, "Onetw"),
+        ("One. Two.", 0, ""),
+        ("One. Two.", -1, ""),
+        ("Version 3.14 is out", 11, "Version"),
+        ('He said "no." Then', 14, 'He said "no."'),
+        ("一。二。三", 4, "一。二。"),
+        ("a\nb c", 4, "a"),
+        (". " + "x" * 3000 + " y", 2900, "."),
+        ("One two " + "x" * 3000, 2900, "One two"),
+    ],
+)
+def test_a_head_ends_at_a_sentence_else_at_a_word(text: str, most: int, head: str) -> None:
+    assert cut_at_sentence(text, most) == head
+
+
+def test_a_sentence_ends_at_its_mark_and_nothing_ends_none() -> None:
+    assert [ends_sentence("One. Two", head) for head in ("One.", "One", "", "One. Two")] == [True, False, False, False]
+    assert list(sentence_ends("One. Two. Three", 0, 9)) == [4, 9]
+    assert list(sentence_ends("One. Two. Three", 4, 8)) == []
 
 
 @given(st.text(), st.integers(-1, 50))

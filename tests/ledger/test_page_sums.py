@@ -11,6 +11,7 @@ import pytest
 
 from connectors.errors import DamageError, StorageError
 from jobs.ledger.store import sqlite
+from jobs.ledger.store.contract import GO_ON
 from jobs.ledger.store.place import check_ledger, read_ledger
 from jobs.ledger.store.sqlite import SqliteStore
 from jobs.ledger.store.sums import PageSums
@@ -160,3 +161,23 @@ def test_a_ledger_put_back_while_it_is_in_use_is_noticed_at_the_next_change(tmp_
         store.run("set_message", ["lost", "docs-1"])
     other.close()
     store.close()
+
+
+def test_a_ledger_that_cannot_be_used_says_which_and_why(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "ledger.sqlite")
+    with pytest.raises(StorageError) as caught:
+        store.run("set_message", ["too few"])
+    assert caught.value.message.startswith("the ledger cannot be written or read (set_message): ")
+    assert caught.value.message.endswith("; check the disk of the state folder")
+    store.close()
+    (tmp_path / "ledger.sqlite").write_bytes(b"x" * 5000)
+    damaged = rf"^the ledger {tmp_path}/ledger\.sqlite is damaged: page 1 is not as it was written; {GO_ON}$"
+    with pytest.raises(DamageError, match=damaged):
+        read_ledger(tmp_path, "jobs")
+    with pytest.raises(DamageError, match=damaged):
+        SqliteStore(tmp_path / "ledger.sqlite")
+    for path in tmp_path.glob("ledger.*"):
+        path.unlink()
+    assert read_ledger(tmp_path, "jobs") is None
+    (tmp_path / "ledger.sqlite").touch()
+    assert read_ledger(tmp_path, "jobs") is None, "its server died before it made the tables"

@@ -10,7 +10,7 @@ import pytest
 
 from connectors.errors import StorageError
 from jobs.ledger.ledger import Ledger
-from jobs.spec import PartStats
+from jobs.spec import ERROR_RATE, PartStats
 from jobs.testing import scripted_plan
 
 
@@ -100,4 +100,22 @@ def test_a_commit_whose_answer_was_lost_with_its_ledger_changes_nothing_again(tm
     (job,) = ledger.table("jobs").to_pylist()
     assert (job["rows_ok"], job["rows_recomputed"], line["gpu_hours"], line["cost"]) == (4, 3, 1.0, 2.0)
     ledger.check()
+    ledger.close()
+
+
+def test_a_job_that_is_asked_for_again_takes_over_what_was_given_this_time() -> None:
+    ledger = Ledger(Path(":memory:"), Path("/jobs"), lease_s=9.0, now_s=0.0, new_server=True)
+    plan = scripted_plan("docs")
+    ledger.submit(plan.model_copy(update={"spec": plan.spec.model_copy(update={"weight": 2.0, "max_error_rate": 0.5})}), new=True)
+
+    def again(**changes: float) -> tuple[float, float, float | None]:
+        asked = plan.spec.model_copy(update={"weight": 1.0, "max_error_rate": ERROR_RATE, **changes})
+        assert not ledger.submit(plan.model_copy(update={"spec": asked}), new=False)[1]
+        spec = ledger.spec("docs")
+        return spec.weight, spec.max_error_rate, spec.deadline_at_s
+
+    assert again() == (2.0, 0.5, None)
+    assert again(weight=3.0, deadline_at_s=99.0) == (3.0, 0.5, 99.0)
+    assert again(max_error_rate=0.25) == (3.0, 0.25, 99.0)
+    ledger.fail("docs", "gone", 1.0)
     ledger.close()
