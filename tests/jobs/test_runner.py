@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import duckdb
@@ -23,6 +22,7 @@ from harvester.errors import SourceAwayError, SourceError, StorageError
 from jobs.engine import EngineGone, Prompt, RowError, RowRequest
 from jobs.plan.job import plan_job
 from jobs.run import runner as runner_module
+from jobs.run.active import ActiveSlice
 from jobs.run.row_return import RowReturn
 from jobs.run.slice import READERS, open_slice
 from jobs.run.spool.records import Spool
@@ -103,14 +103,30 @@ async def test_a_cell_that_is_no_text_ends_as_an_error_row_and_the_others_go_on(
 
 
 async def test_rows_that_begin_while_others_are_given_away_wait_no_more(world: World) -> None:
-    async def give_back(split: object) -> int:
-        active.rows_waiting -= 4
-        return 3
+    class Asking(DirectLedger):
+        """A ledger that wants rows back, and is slow to take them: the runner begins four meanwhile."""
 
-    feed = SimpleNamespace(is_asking=True, is_last=False, give_back=give_back)
-    active: Any = SimpleNamespace(feed=feed, is_ending=False, rows_waiting=10)
-    await RowReturn("a", world.client, {"lease": active}).give_back()
-    assert active.rows_waiting == 3
+        async def wanted(self, holder: str) -> list[str]:
+            return [active.lease.lease_id]
+
+        async def split(self, lease_id: str, keep_rows: int) -> bool:
+            for _ in range(4):
+                await active.feed.take()
+                active.rows_waiting -= 1
+            return await super().split(lease_id, keep_rows)
+
+    world.harvest = HARVEST.model_copy(update={"min_slice_rows": 10, "slices_per_job": 1})
+    world.submit(10)
+    lease = world.ledger.lease("a", "scripted", world.clock())
+    assert lease is not None
+    active = ActiveSlice(lease)
+    active.start(list(range(10)), [])
+    await RowReturn("a", Asking(world.ledger, world.clock), {lease.lease_id: active}).give_back()
+    rest = world.ledger.lease("b", "scripted", world.clock())
+    assert rest is not None
+    assert (rest.slice.row_start, rest.slice.row_count) == (5, 5)
+    assert active.rows_waiting == 1, "of ten, four have begun and five are given away"
+    assert [await active.feed.take(), await active.feed.take()] == [4, None]
 
 
 @pytest.mark.parametrize("prompt", ["Sum up: {text}", "Sum up {title}: {text}"], ids=["kept", "in-the-prompt"])
