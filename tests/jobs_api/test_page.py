@@ -19,7 +19,7 @@ from harvester.errors import BusyError
 from harvester.serve.access.gate import Gate
 from harvester.serve.access.identity import Identity
 from harvester.serve.access.origin import OriginCheck, known_hosts
-from harvester.serve.access.routes import OPEN, RouteTable
+from harvester.serve.access.routes import BATCH, OPEN, RouteTable
 from harvester.serve.access.wall import guard
 from harvester.serve.http.jobs.jobs_api import jobs_api
 from harvester.serve.http.live.broadcast import Broadcaster, Frame
@@ -286,6 +286,16 @@ async def test_old_jobs_that_have_ended_are_only_counted(office: Office, monkeyp
     assert ({job["id"] for job in listed["jobs"]}, listed["older"]) == ({going, *ended[-2:]}, 2)
 
 
+class Names:
+    """Authenticates each caller by its name, which is its key: `boss` as the administrator."""
+
+    def asks_for_key(self) -> bool:
+        return True
+
+    def identify(self, bearer: str) -> Identity:
+        return Identity(bearer, frozenset({Role.ADMIN if bearer == "boss" else Role.BATCH}))
+
+
 async def test_a_key_sees_its_own_ended_jobs_whatever_others_made_since(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("harvester.serve.http.live.events.MAX_ENDED", 3)
     monkeypatch.setattr("jobs.ledger.counts.OWN_SHOWN", 2)
@@ -293,17 +303,18 @@ async def test_a_key_sees_its_own_ended_jobs_whatever_others_made_since(office: 
         plan = scripted_plan(f"{owner}-{number}", created_at_s=float(number))
         job, _ = office.ledger.submit(plan.model_copy(update={"spec": plan.spec.model_copy(update={"owner": owner})}), new=True)
         office.ledger.cancel(job.id, 10.0)
-    frame = await FrameSource(no_replicas, Ledger(office), INFO)()
+    app = FastAPI()
+    add_events(app, Broadcaster(FrameSource(no_replicas, Ledger(office), INFO)))
+    guard(app, RouteTable({"GET /events": BATCH}), Gate(Names()))
 
-    def shown(name: str, role: Role = Role.BATCH) -> tuple[list[str], int]:
-        told = json.loads(OwnJobs().of(frame["jobs"], Identity(name, frozenset({role}))))
+    async def shown(key: str) -> tuple[list[str], int]:
+        told = json.loads((await stream(app, "event: trouble", key)).partition("event: jobs\ndata: ")[2].splitlines()[0])
         return [job["id"] for job in told["jobs"]], told["older"]
 
-    assert shown("anna") == (["anna-4", "anna-3"], 3)
-    assert shown("ben") == (["ben-8", "ben-7", "ben-6"], 1)
-    assert shown("carl") == ([], 0)
-    told = json.loads(frame["jobs"])
-    assert (len(told["jobs"]), told["older"]) == (5, 4)
+    assert await shown("anna") == (["anna-4", "anna-3"], 3)
+    assert await shown("ben") == (["ben-8", "ben-7", "ben-6"], 1)
+    assert await shown("carl") == ([], 0)
+    assert await shown("boss") == (["ben-8", "ben-7", "ben-6", "anna-4", "anna-3"], 4)
 
 
 def test_the_ended_jobs_of_many_owners_are_bounded(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -457,7 +468,7 @@ async def test_more_viewers_than_seats_are_refused_and_a_seat_comes_free(broadca
 # -- the stream ---------------------------------------------------------------------------------------------------------------------
 
 
-async def stream(app: FastAPI, until: str) -> str:
+async def stream(app: FastAPI, until: str, key: str | None = None) -> str:
     """GET /events as a browser does, hanging up once ``until`` was sent. httpx would wait for the end of the body."""
     sent = ""
     gone = asyncio.Event()
@@ -480,7 +491,7 @@ async def stream(app: FastAPI, until: str) -> str:
         "path": "/events",
         "raw_path": b"/events",
         "query_string": b"",
-        "headers": [],
+        "headers": [] if key is None else [(b"authorization", f"Bearer {key}".encode())],
         "root_path": "",
     }
     scope |= {"http_version": "1.1", "scheme": "http", "server": ("x", 80), "client": ("x", 1)}
