@@ -13,6 +13,7 @@ import pytest
 from pyarrow import fs
 
 from connectors.errors import StorageError
+from connectors.paths.location import Location, locate
 from jobs.storage import mirror as mirror_module
 from jobs.storage.mirror import Mirror
 from jobs.storage.publish import publish_to
@@ -91,60 +92,53 @@ def test_a_file_that_is_replaced_while_it_is_read_is_the_new_one(
     assert found == b"new"
 
 
-class Untimed:
-    """File systems whose lists have no times that Arrow can read."""
+class Told:
+    """A file system whose lists have for each file what ``tell`` makes of the answer for one. Adds to ``opened`` what is read."""
 
-    def __init__(self, files: fs.FileSystem) -> None:
-        self._files = files
+    def __init__(self, files: fs.FileSystem, tell: Callable[[fs.FileInfo], fs.FileInfo], opened: list[str]) -> None:
+        self._files, self._tell, self._opened = files, tell, opened
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._files, name)
 
     def get_file_info(self, asked: object) -> list[fs.FileInfo]:
         found: list[fs.FileInfo] = self._files.get_file_info(asked)
-        is_list = isinstance(asked, fs.FileSelector)
-        return [fs.FileInfo(one.path, one.type, size=one.size, mtime_ns=0) for one in found] if is_list else found
+        if not isinstance(asked, fs.FileSelector):
+            return found
+        return [self._tell(one) for one in self._files.get_file_info([one.path for one in found])]
+
+    def open_input_stream(self, path: str, **how: object) -> object:
+        self._opened.append(path)
+        return self._files.open_input_stream(path, **how)
 
 
-def test_a_storage_whose_lists_tell_no_times_has_each_file_copied_once(
-    here: Mirror, there: Mirror, monkeypatch: pytest.MonkeyPatch
+def untimed(info: fs.FileInfo) -> fs.FileInfo:
+    return fs.FileInfo(info.path, info.type, size=info.size, mtime_ns=0)
+
+
+def finer(info: fs.FileInfo) -> fs.FileInfo:
+    if info.type is not fs.FileType.File:
+        return info
+    return fs.FileInfo(info.path, info.type, size=info.size, mtime_ns=info.mtime_ns // 10**9 * 10**9 + 999_000_000)
+
+
+@pytest.mark.parametrize("tell", [untimed, finer], ids=["no times", "finer times"])
+def test_a_storage_whose_lists_tell_other_times_has_each_file_copied_once(
+    here: Mirror, there: Mirror, monkeypatch: pytest.MonkeyPatch, tell: Callable[[fs.FileInfo], fs.FileInfo]
 ) -> None:
+    """Finer times: a list of MinIO has milliseconds, its answer to a question for one file has none."""
     age(monkeypatch)
     here.send(written(here, "jobs/x"))
-    copied, copies = Mirror._copied, list[Path]()
+    opened: list[str] = []
 
-    def counted(mirror: Mirror, path: Path, info: fs.FileInfo) -> bool:
-        copies.append(path)
-        return copied(mirror, path, info)
+    def located(uri: str) -> Location:
+        place = locate(uri)
+        return replace(place, files=Told(place.files, tell, opened))
 
-    monkeypatch.setattr(Mirror, "_copied", counted)
-    monkeypatch.setitem(vars(there), "_place", replace(there._place, files=Untimed(there._place.files)))
+    monkeypatch.setattr(mirror_module, "locate", located)
     for _ in range(2):
         assert there.fetch_folder(there.root / "jobs") == [there.root / "jobs/x"]
-    assert copies == [there.root / "jobs/x"]
-
-
-def test_a_storage_whose_lists_tell_finer_times_has_each_file_copied_once(
-    here: Mirror, there: Mirror, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """MinIO, say: a list has milliseconds, the answer to a question for one file has none."""
-    age(monkeypatch)
-    here.send(written(here, "jobs/x"))
-    listed, copied, copies = Mirror._listed, Mirror._copied, list[Path]()
-
-    def finer(mirror: Mirror, *given: object, **named: object) -> list[fs.FileInfo]:
-        found = listed(mirror, *given, **named)  # type: ignore[arg-type]
-        return [fs.FileInfo(one.path, one.type, size=one.size, mtime_ns=one.mtime_ns // 10**9 * 10**9 + 999_000_000) for one in found]
-
-    def counted(mirror: Mirror, path: Path, info: fs.FileInfo) -> bool:
-        copies.append(path)
-        return copied(mirror, path, info)
-
-    monkeypatch.setattr(Mirror, "_listed", finer)
-    monkeypatch.setattr(Mirror, "_copied", counted)
-    for _ in range(2):
-        assert there.fetch_folder(there.root / "jobs") == [there.root / "jobs/x"]
-    assert copies == [there.root / "jobs/x"]
+    assert [Path(path).name for path in opened] == ["x"]
 
 
 def test_a_copy_that_is_up_to_date_is_not_fetched_again(here: Mirror, there: Mirror, monkeypatch: pytest.MonkeyPatch) -> None:
