@@ -24,6 +24,7 @@ from jobs.engine import ApiCall
 from jobs.ledger.ledger import Ledger
 from jobs.run.runner import Runner
 from jobs.storage.folder import StateFolder
+from jobs.storage.mirror import Mirror
 from jobs.testing import DirectLedger, ManualClock, ScriptedEngine
 
 MODEL = "scripted"
@@ -44,15 +45,15 @@ def jsonl(lines: Sequence[object]) -> bytes:
 class Bureau:
     """A server without Ray: what `harvester.serve.deployments.openai_app` puts together, and a replica."""
 
-    def __init__(self, root: Path, limits: BatchConfig, reply: Callable[[ApiCall], str]) -> None:
+    def __init__(self, root: Path, limits: BatchConfig, reply: Callable[[ApiCall], str], mirror: Mirror | None = None) -> None:
         self.clock = ManualClock()
-        self.folder = StateFolder(root / "state")
+        self.folder = StateFolder(root / "state", mirror)
         self.folder.prepare()
         self.ledger = Ledger(Path(":memory:"), self.folder.jobs, lease_s=HARVEST.lease_s, now_s=self.clock(), new_server=True)
         self.client = DirectLedger(self.ledger, self.clock)
         self.engine = ScriptedEngine(MODEL, concurrency=4, reply=reply)
         self.limits = limits
-        self.files = FileStore(self.folder.files, self.clock)
+        self.files = FileStore(self.folder.files, self.clock, mirror)
         self.controller = self.new_controller()
         app = openai_api(self.files, self.controller, max_bytes=limits.max_file_bytes)
         self.http = httpx.AsyncClient(transport=httpx.ASGITransport(app, raise_app_exceptions=False), base_url="http://bureau")

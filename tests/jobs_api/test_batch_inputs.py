@@ -12,13 +12,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from httpx import ASGITransport, AsyncClient
-from openai import AsyncOpenAI
 from openai.types import Batch
 
 from harvester.serve.http.jobs.removal import DAY_S, remove_old, removed
-from harvester.serve.openai.api import openai_api
-from jobs.batches.files import FileStore
 from jobs.batches.input import InputReader
 from jobs.batches.line import LineRules
 from jobs.batches.plan import BatchPlanner
@@ -234,14 +230,10 @@ class CountingStorage(Mirror):
 
 @pytest.mark.parametrize("has_let_go", [True, False], ids=["let go", "kept"])
 async def test_ended_batches_cost_a_storage_no_requests_for_ever(tmp_path: Path, has_let_go: bool) -> None:
-    bureau = Bureau(tmp_path, BatchConfig(), last_content)
-    object.__setattr__(bureau.folder, "mirror", mirror := CountingStorage(bureau.folder.root, str(tmp_path / "shared")))
-    bureau.files = FileStore(bureau.folder.files, bureau.clock, mirror)
-    bureau.controller = bureau.new_controller()
-    app = openai_api(bureau.files, bureau.controller)
+    mirror = CountingStorage(tmp_path / "state", str(tmp_path / "shared"))
+    bureau = Bureau(tmp_path, BatchConfig(), last_content, mirror)
     asked = list[int]()
-    async with AsyncClient(transport=ASGITransport(app), base_url="http://bureau") as http:
-        bureau.api = AsyncOpenAI(base_url="http://bureau/v1", api_key="none", http_client=http, max_retries=0)  # type: ignore[arg-type]
+    async with bureau.http:
         async with going(bureau.controller.run(), bureau.runner().run()):
             batches = [await bureau.ended(LINES) for _ in range(3)]
         if has_let_go:
