@@ -97,7 +97,7 @@ def _serve(
     chat_app = deployment.chat_app or partial(replica_app, cpu=deployment.cpu)
     with Cluster(deployment, chat_app, hurry, node) as cluster:
         listen()  # likewise, where it has joined one
-        look = partial(_look, cluster, front, told)
+        look = partial(look_after, cluster, front, told)
         cluster.deploy(stop, lambda kind, what: told.send((kind, what)), look)
         if not stop.is_set():
             lower_housekeeping(deployment.mark, is_haproxy=use_haproxy(deployment.config))
@@ -123,7 +123,7 @@ def imported_beside(name: str) -> Iterator[None]:
         thread.join()
 
 
-def _look(cluster: Cluster, front: Front | None, told: Connection) -> None:
+def look_after(cluster: Cluster, front: Front | None, told: Connection) -> None:
     """Restart what Ray does not restart. Exits the process if that takes a new cluster: Ray's own shutdown would wait for what has died."""
     if cluster.node is None:
         return

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from harvester.serve.session import _look
+from harvester.serve.session import look_after
 
 
 class Ended(Exception):
@@ -28,6 +28,6 @@ def test_a_session_whose_gcs_does_not_come_back_says_so_and_does_not_wait_for_it
     cluster: Any = SimpleNamespace(node=node)
     ours, its = multiprocessing.Pipe(duplex=False)
     with pytest.raises(Ended):
-        _look(cluster, None, its)
+        look_after(cluster, None, its)
     assert ours.recv()[0] == "warning"
     assert ours.recv() == ("lost", "Ray's GCS has died, and another one does not start: Failed to start GCS.")
