@@ -34,9 +34,8 @@ class Commits:
 
     def __init__(self, book: JobBook) -> None:
         self._book = book
-        self._reopened: dict[
-            tuple[str, int], list[int]
-        ] = {}  # counts that slices lost by `reopen_slice` and that are accounted; in memory alone
+        # Counts that slices lost by `reopen_slice` and that are accounted; in memory alone.
+        self._reopened: dict[tuple[str, int], list[int]] = {}
 
     def commit(self, lease_id: str, job_id: str, slice_id: int, stats: PartStats, now_s: float) -> bool:
         """The part of a lost lease may still be the one on disk: the last rename wins, and every edition holds the same rows.

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -81,14 +80,14 @@ class Machine:
         words += [f"--object-store-memory={OBJECT_STORE_BYTES}", f'--resources={{"{self.name}": 1}}']
         words += [f"--{name}={port}" for name, port in ports.items()]
         words += ["--head", f"--port={GCS_PORT}", "--include-dashboard=false"] if head is None else [f"--address={head}:{GCS_PORT}"]
-        for last in (False, False, True)[-TRIES:]:
+        for number in range(1, TRIES + 1):
             done = subprocess.run(
                 self.command(*words), env=environment(variables), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=START_S
             )
             if done.returncode == 0:
                 return
             self.kill()
-            assert not last, f"Ray did not start on {self.name}: {done.stdout[-2000:]}{done.stderr[-2000:]}"
+            assert number < TRIES, f"Ray did not start on {self.name}: {done.stdout[-2000:]}{done.stderr[-2000:]}"
 
     def processes(self) -> list[psutil.Process]:
         told = subprocess.run(["ip", "netns", "pids", self.space], capture_output=True, text=True, check=True).stdout
@@ -255,13 +254,6 @@ def lasting(folder: Path) -> dict[str, str]:
     Ray calls this store alpha; with Redis in its place the same holds.
     """
     return {"RAY_gcs_storage": "rocksdb", "RAY_gcs_storage_path": str(folder), "RAY_gcs_rpc_server_reconnect_timeout_s": "600"}
-
-
-def wait(condition: object, what: str, patience_s: float = START_S) -> None:
-    end_s = time.monotonic() + patience_s
-    while not condition():  # type: ignore[operator]
-        assert time.monotonic() < end_s, f"waited {patience_s} s for {what}"
-        time.sleep(0.1)
 
 
 def _run(*words: str) -> None:
