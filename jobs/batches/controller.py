@@ -184,7 +184,7 @@ class BatchController:
         return [(one, one.id in spent) for one in there if one.id in spent or not (one.output_file_id or one.error_file_id)]
 
     async def settle(self) -> None:
-        """Wait for what is in work now."""
+        """Wait for what is in work now. For tests, which take the steps of `run` one by one."""
         await asyncio.gather(*self._work.values())
 
     async def _advance(self, batch_id: str) -> None:

@@ -183,9 +183,6 @@ class Ledger:
         name, sources = Path(folder).name, (record.row["source"] for record in self._book.jobs.values())
         return any(name in source and Path(source).is_relative_to(folder) for source in sources)
 
-    def spec(self, job_id: str) -> JobSpec:
-        return self._book.record(job_id).spec
-
     def hints(self, now_s: float) -> dict[str, SchedulingHint]:
         """The scheduling hint of each active job: its weight, and the boost and share for its deadline."""
         return self._book.forecast.hints(self._book.active.values(), now_s)

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from jobs.ledger.ledger import Ledger
 from jobs.ledger.store.sqlite import SqliteStore
-from jobs.spec import PartStats
+from jobs.spec import JobSpec, PartStats
 from jobs.testing import scripted_plan
 
 NOW_S = 1_000_000.0
@@ -31,6 +31,11 @@ def work(ledger: Ledger, now_s: float, rows: int = 4, **stats: Any) -> str | Non
     done = {"rows_ok": rows, "prompt_tokens": 100 * rows, "output_tokens": 20 * rows, **stats}
     ledger.commit(lease.lease_id, lease.job.id, lease.slice.slice_id, PartStats(**done), now_s)
     return lease.job.id
+
+
+def spec_of(ledger: Ledger, job_id: str) -> JobSpec:
+    """As a lease of the job would carry it."""
+    return ledger._book.record(job_id).spec
 
 
 class FullDisk:

@@ -32,6 +32,7 @@ from jobs.tasks.spec import AnswerKind
 from jobs.testing import DirectLedger, ScriptedEngine, last_line
 from tests.fakes.harvest_world import HARVEST, LEASE_S, PATIENCE_S, World, harvest, until
 from tests.fakes.lost_ledger import LostLedger, at_work
+from tests.fakes.scripted_ledger import spec_of
 
 
 def lost_ledger(world: World) -> LostLedger:
@@ -690,7 +691,7 @@ async def test_an_error_of_ours_outside_of_rows_fails_the_job_with_its_name(worl
 
 async def test_a_job_whose_schema_an_earlier_version_accepted_fails_before_it_asks(world: World) -> None:
     job_id = world.submit(20)
-    task = world.ledger.spec(job_id).task
+    task = spec_of(world.ledger, job_id).task
     schema = {"type": "object", "properties": {"a": {"type": "string", "pattern": r"^(?!\s*$).+"}}}
     old = task.model_copy(update={"answer": AnswerKind.JSON, "json_schema": schema})
     world.ledger._book.rewrite(world.ledger._book.record(job_id), {"task": old})

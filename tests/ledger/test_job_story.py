@@ -18,6 +18,7 @@ from jobs.ledger.store.statements import TABLES
 from jobs.spec import JobChange, JobSpec, LeaseProgress, LengthBand, PartStats, SliceSpec
 from jobs.states import JobState
 from jobs.testing import scripted_plan
+from tests.fakes.scripted_ledger import spec_of
 
 NOW_S = 1_000_000.0
 HOUR_S = 3600.0
@@ -67,7 +68,7 @@ def test_a_job_is_shown_as_it_stands_from_its_submit_to_its_end(ledger: Ledger) 
     lease = ledger.lease("a", "scripted", NOW_S + 1)
     assert lease is not None
     assert lease.slice == SliceSpec(slice_id=0, group_index=0, offset=0, row_start=0, row_count=4)
-    assert (lease.generation, lease.attempt, lease.expires_at_s, lease.job) == (0, 1, NOW_S + 31, ledger.spec("docs"))
+    assert (lease.generation, lease.attempt, lease.expires_at_s, lease.job) == (0, 1, NOW_S + 31, spec_of(ledger, "docs"))
     running = {**NOTHING, "state": "running", "started_at_s": NOW_S + 1}
     assert shown(ledger) == running
 
@@ -137,13 +138,13 @@ def test_what_cannot_be_done_says_what_can(ledger: Ledger) -> None:
 
 def test_weight_deadline_and_error_rate_change_and_the_rest_stays(ledger: Ledger) -> None:
     submit(ledger)
-    spec = ledger.spec("docs")
+    spec = spec_of(ledger, "docs")
     view = ledger.adjust("docs", JobChange(weight=3.0, deadline_at_s=NOW_S + 60))
     assert (view.weight, view.deadline_at_s) == (3.0, NOW_S + 60)
-    assert ledger.spec("docs") == spec.model_copy(update={"weight": 3.0, "deadline_at_s": NOW_S + 60})
+    assert spec_of(ledger, "docs") == spec.model_copy(update={"weight": 3.0, "deadline_at_s": NOW_S + 60})
     assert ledger.hints(NOW_S)["docs"].weight == 3.0
     ledger.adjust("docs", JobChange(max_error_rate=0.5))
-    assert (ledger.spec("docs").max_error_rate, ledger.spec("docs").weight) == (0.5, 3.0)
+    assert (spec_of(ledger, "docs").max_error_rate, spec_of(ledger, "docs").weight) == (0.5, 3.0)
 
 
 @pytest.mark.parametrize(("at_s", "state"), [(59.0, JobState.PAUSED), (60.0, JobState.EXPIRED)], ids=["before", "then"])

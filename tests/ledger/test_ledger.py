@@ -15,7 +15,7 @@ from jobs.ledger.store.place import Place, PostgresPlace
 from jobs.spec import JobChange, JobView, Lease, LeaseProgress, PartStats
 from jobs.states import JobState
 from jobs.testing import ManualClock, scripted_plan
-from tests.fakes.scripted_ledger import FullDisk
+from tests.fakes.scripted_ledger import FullDisk, spec_of
 
 LEASE_S = 10.0
 MODEL = "scripted"
@@ -895,10 +895,10 @@ def test_everything_a_job_says_survives_opening_again(kept_desk: Desk) -> None:
     kept_desk.ledger.pause("docs-1", kept_desk.clock())
     kept_desk.ledger.say("docs-1", "waits for disk space")
     before = kept_desk.ledger.show("docs-1")
-    spec = kept_desk.ledger.spec("docs-1")
+    spec = spec_of(kept_desk.ledger, "docs-1")
     kept_desk.reopen(new_server=True)
     assert kept_desk.ledger.show("docs-1") == before
-    assert kept_desk.ledger.spec("docs-1") == spec
+    assert spec_of(kept_desk.ledger, "docs-1") == spec
 
 
 def test_a_file_that_is_no_ledger_is_refused(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from connectors.errors import StorageError
 from jobs.ledger.ledger import Ledger
 from jobs.spec import ERROR_RATE, PartStats
 from jobs.testing import scripted_plan
+from tests.fakes.scripted_ledger import spec_of
 
 
 def full_at(ledger: Ledger, statement: str) -> Callable[..., object]:
@@ -111,7 +112,7 @@ def test_a_job_that_is_asked_for_again_takes_over_what_was_given_this_time() -> 
     def again(**changes: float) -> tuple[float, float, float | None]:
         asked = plan.spec.model_copy(update={"weight": 1.0, "max_error_rate": ERROR_RATE, **changes})
         assert not ledger.submit(plan.model_copy(update={"spec": asked}), new=False)[1]
-        spec = ledger.spec("docs")
+        spec = spec_of(ledger, "docs")
         return spec.weight, spec.max_error_rate, spec.deadline_at_s
 
     assert again() == (2.0, 0.5, None)
