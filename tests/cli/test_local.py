@@ -6,12 +6,12 @@ import fcntl
 import json
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-import psutil
 import pytest
 
 from harvester.cli.client import Client
@@ -76,13 +76,19 @@ def test_a_server_of_another_state_folder_is_not_taken_for_it(tmp_path, state):
         pass
 
 
-def test_a_server_that_is_never_ready_is_stopped(tmp_path, state):
-    child = command(tmp_path, "import sys, os; print(os.getpid(), flush=True); sys.stdin.read(); import signal; signal.pause()")
-    server = EmbeddedServer(state, None, child, poll_s=0.01, start_s=0.3)
-    with pytest.raises(EngineError, match="was not ready after"), server:
+def test_a_server_that_is_never_ready_is_stopped(tmp_path, state, monkeypatch):
+    started = []
+
+    class Noted(subprocess.Popen):
+        def __init__(self, *given, **named):
+            super().__init__(*given, **named)
+            started.append(self)
+
+    monkeypatch.setattr(subprocess, "Popen", Noted)
+    child = command(tmp_path, "import signal; signal.pause()")
+    with pytest.raises(EngineError, match="was not ready after"), EmbeddedServer(state, None, child, poll_s=0.01, start_s=0.3):
         pass
-    said = (state / "logs" / "server.log").read_text().split()
-    assert not any(psutil.pid_exists(int(pid)) for pid in said)
+    assert [process.returncode for process in started] == [-signal.SIGTERM]
 
 
 def test_a_state_folder_that_cannot_be_made_is_a_storage_error(tmp_path):

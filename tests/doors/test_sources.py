@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import stat
 import threading
 import time
@@ -298,7 +299,8 @@ def inner() -> Iterator[Site]:
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "0.0.0.0", "[::1]", "[::ffff:127.0.0.1]", "2130706433", "127.1"])
 async def test_loopback_is_not_asked_by_any_of_its_names(door: Door, site: Site, host: str) -> None:
-    await door.refused(f"{site.url.replace('127.0.0.1', host)}/docs.jsonl")
+    said = await door.refused(f"{site.url.replace('127.0.0.1', host)}/docs.jsonl")
+    assert "which this server does not read" in said, "and not that nobody answers there"
     assert site.asked == []
 
 
@@ -320,12 +322,21 @@ def test_an_address_that_is_listed_is_read_and_one_that_it_redirects_to_is_not(s
     assert inner.asked == []
 
 
-def test_a_name_is_checked_where_it_leads_when_it_is_asked(site: Site, inner: Site) -> None:
-    rules = SourceRules(hosts=("127.0.0.1",))
-    site.away = inner.url.replace("127.0.0.2", "localhost") + "/docs.jsonl"
+def test_a_name_is_checked_where_it_leads_when_it_is_asked(site: Site, inner: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The name is listed, and leads to an address of loopback: only where that is listed too is it asked."""
+    found = socket.getaddrinfo
+
+    def resolved(host: Any, *rest: Any, **more: Any) -> Any:
+        return found("127.0.0.2" if host == "inner.example" else host, *rest, **more)
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolved)
+    site.away = inner.url.replace("127.0.0.2", "inner.example") + "/docs.jsonl"
     with pytest.raises(SourceError):
-        open_source(f"{site.url}/away.jsonl", rules=rules)
+        open_source(f"{site.url}/away.jsonl", rules=SourceRules(hosts=("127.0.0.1", "inner.example")))
     assert inner.asked == []
+    with open_source(f"{site.url}/away.jsonl", rules=SourceRules(hosts=("127.0.0.1", "inner.example", "127.0.0.2"))) as source:
+        assert source.row_count == 1
+    assert "/docs.jsonl" in inner.asked
 
 
 def test_a_signed_address_is_read(site: Site) -> None:

@@ -79,7 +79,7 @@ def test_a_source_without_rows_and_a_deadline_that_has_passed() -> None:
         plan(source(rows=0, a=1))
     with pytest.raises(UsageError, match=r"^deadline_at_s 7\.5 has passed: in Unix time it is 8 now; give a later one, or none$"):
         check_deadline(7.5, 7.6)
-    with pytest.raises(UsageError):
+    with pytest.raises(UsageError, match=r"^deadline_at_s 7\.5 has passed"):
         check_deadline(7.5, 7.5)
     check_deadline(7.5, 7.4)
     check_deadline(None, 7.5)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harvester.policy.order.enst import Resident, enst, swap_out
+from harvester.policy.order.enst import HYSTERESIS, Resident, enst, swap_out
 
 NEVER = float("inf")
 
@@ -73,8 +73,15 @@ def test_what_is_not_on_the_host_is_saved_while_the_step_waits_for_it_and_no_mor
     assert swap_out([*given, Resident("covered", 6.0, 10, 0)], 20, 0.0, 0.0, 4) == ("0", "covered")
 
 
-@given(st.lists(st.floats(0, 100), max_size=10), st.integers(1, 60), st.floats(0, 50))
-def test_two_requests_never_push_each_other_out(ensts: list[float], need: int, waiting_s: float) -> None:
-    for name in swap_out(residents(*ensts), need, waiting_s, 0.01, 100):
+COPY_S = 0.01
+
+
+@given(st.lists(st.floats(0.01, 100), min_size=1, max_size=6), st.integers(1, 60), st.floats(0, 50))
+def test_two_requests_never_push_each_other_out(later_s: list[float], need: int, waiting_s: float) -> None:
+    """``later_s``: by how much more than must be the turn of each resident comes later than that of the waiting request."""
+    ensts = [HYSTERESIS * waiting_s + 10 * COPY_S + more_s for more_s in later_s]
+    chosen = swap_out(residents(*ensts), min(need, 10 * len(ensts)), waiting_s, COPY_S, 100)
+    assert chosen
+    for name in chosen:
         given_up = ensts[int(name)]
-        assert swap_out([Resident("w", waiting_s, 10, 0)], 1, given_up, 0.01, 100) == ()
+        assert swap_out([Resident("w", waiting_s, 10, 0)], 1, given_up, COPY_S, 100) == ()
