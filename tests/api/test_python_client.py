@@ -24,6 +24,7 @@ from harvester.api.errors import HarvesterError, JobFailedError, MissingPackageE
 from harvester.api.frames import safe_name
 from harvester.api.rows import RECORD
 from jobs.result import RESULT_NAMES
+from tests.fakes.scripted_ledger import spec_of
 
 TEXTS = ["one fish", "two fish", "red fish", "blue fish"]
 TABLE = pa.table({"text": TEXTS, "number": [1, 2, 3, 4]})
@@ -218,7 +219,7 @@ def test_map_answers_a_prompt_in_the_shape_that_is_asked_for(
     answered = client.map(TABLE, "Which fish is in {text}?", **shape)
     assert answered.column_names == ["text", "number", *columns, "error_message"]
     assert answered[columns[0]].to_pylist() == ["some" if "schema" in shape else "red"] * 4
-    assert server.ledger.spec(client.job().id).task.prompt == "Which fish is in {text}?"
+    assert spec_of(server.ledger, client.job().id).task.prompt == "Which fish is in {text}?"
 
 
 def test_a_prompt_is_answered_in_one_shape(client: Harvester) -> None:

@@ -18,6 +18,7 @@ from jobs.spec import JobChange, JobSpec, PartStats, SourceSpec
 from jobs.states import JobState
 from jobs.tasks.spec import Task
 from jobs.testing import scripted_plan
+from tests.fakes.scripted_ledger import spec_of
 
 NEWER = r"^job {} was written by a newer version of harvester, which knows later; start that version$"
 NEEDED = {"id", "key", "source", "fingerprint", "task", "column", "keep", "model", "rows_total", "created_at_s"}
@@ -105,7 +106,7 @@ def test_a_stored_job_names_no_field_that_has_its_default(kept: Kept) -> None:
     kept.ledger.adjust("docs-1", JobChange(weight=2.0))
     assert kept.spec("docs-1").keys() - NEEDED == {"weight"}
     kept.reopen()
-    assert kept.ledger.spec("docs-1") == plan.spec.model_copy(update={"weight": 2.0})
+    assert spec_of(kept.ledger, "docs-1") == plan.spec.model_copy(update={"weight": 2.0})
 
 
 def test_rules_without_any_root_are_stored_as_such(kept: Kept) -> None:
@@ -113,7 +114,7 @@ def test_rules_without_any_root_are_stored_as_such(kept: Kept) -> None:
     plan = scripted_plan("docs-1", 4, 4)
     kept.ledger.submit(plan.model_copy(update={"spec": plan.spec.model_copy(update={"rules": SourceRules()})}), new=True)
     kept.reopen()
-    assert kept.ledger.spec("docs-1").rules == SourceRules()
+    assert spec_of(kept.ledger, "docs-1").rules == SourceRules()
 
 
 @pytest.mark.parametrize("kind", DEFAULTS, ids=lambda kind: kind.__name__)

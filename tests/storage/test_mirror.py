@@ -203,7 +203,7 @@ def test_a_write_that_fails_in_the_middle_leaves_nothing_there(here: Mirror, mon
 
     monkeypatch.setattr(shutil, "copyfileobj", fail)
     path = written(here, "x")
-    with pytest.raises(StorageError, match="(?i)input/output error"):
+    with pytest.raises(StorageError, match=r"(?i)input/output error"):
         here.send(path)
     assert here.read(path) is None
 
