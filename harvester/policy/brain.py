@@ -7,11 +7,12 @@ everything that it has to do. The brain itself acts on nothing and reads no cloc
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import NamedTuple
 
-from harvester.policy.admission.rule import Rows
+from harvester.policy.admission.rule import Rows, Space
 from harvester.policy.admission.shortage import given_up, short_of_kv, yielding
 from harvester.policy.kv.policy import CopyState
 from harvester.policy.model.alone import ChatAlone, ChatTimes
@@ -186,41 +187,48 @@ class Brain:
         """The step, led by the first rows of a late job that lacks some of its share, where it is given one of them.
 
         Where its next row waits for rows of other jobs to end, only other late jobs are tried before it. Where none is given a row and none
-        waits for rows of others, the step is planned as if there were no guarantee.
+        waits for rows of others, the step is planned as if there were no guarantee. Only a job whose row admission takes costs a plan.
         """
         order, admission = self._parts.offline, self._parts.admission
-        held_up: _Tried | None = None
+        base = self._step_view(view, ranks)
         lacks = owed(order.late(), view, order.known, lambda one: admission.holds(one, view.blocks_of))
+        held_up: tuple[StepView, Rows] | None = None
         for lack in in_turn(lacks, view, batch, order.rows, admission.blocks)[:MAX_TRIED]:
             first = first_rows(order.rows, lack.job, min(lack.slots, view.max_seqs - view.loading - len(view.running)))
             given = Owed(frozenset([row.name for row in first]), lack.blocks, sum([admission.blocks(row) for row in first]))
-            tried = self._tried(view, batch, ranks, led(order.rows if held_up is None else no_rows, first), given)
-            if tried.step.offline_slots <= 0 or not given.names.isdisjoint(tried.admit):
-                return tried
-            if held_up is None and admission.waits_for_others(first[0], lack, tried.seen, batch, self._config):
-                held_up = tried
-        return held_up or self._tried(view, batch, ranks, order.rows, None)
+            rows = led(order.rows if held_up is None else no_rows, first)
+            seen = self._offered(base, first, given)
+            if not given.names.isdisjoint(self._admitted(seen, batch, admission.space(seen, batch, self._config), rows)):
+                tried = self._tried(view, batch, seen, rows)
+                if tried.step.offline_slots <= 0 or not given.names.isdisjoint(tried.admit):
+                    return tried
+            if held_up is None and admission.waits_for_others(first[0], lack, seen, batch, self._config):
+                held_up = seen, rows
+        return self._tried(view, batch, *(held_up or (base, order.rows)))
 
-    def _tried(self, view: EngineView, batch: Batch, ranks: Mapping[str, int], rows: Rows, given: Owed | None) -> _Tried:
-        seen = self._step_view(view, ranks, rows, given)
+    def _tried(self, view: EngineView, batch: Batch, seen: StepView, rows: Rows) -> _Tried:
+        first = list(islice(rows(()), PROMPTS_PER_STEP))
+        seen = replace(self._offered(seen, first, seen.owed), offline_next=[max(1, round(self._fresh * row.tokens)) for row in first])
         step = self._step(view, seen, batch)
-        return _Tried(seen, step, self._admitted(seen, batch, step, rows))
+        return _Tried(seen, step, self._admitted(seen, batch, (step.offline_slots, step.offline_blocks), rows))
 
-    def _admitted(self, view: StepView, batch: Batch, step: StepPlan, rows: Rows) -> tuple[str, ...]:
-        space = step.offline_slots, step.offline_blocks
+    def _admitted(self, view: StepView, batch: Batch, space: Space, rows: Rows) -> tuple[str, ...]:
         if view.online_waiting or space[0] <= 0:
             return ()
         return self._parts.admission.admitted(rows, space, view, batch, self._config)
 
-    def _step_view(self, view: EngineView, ranks: Mapping[str, int], waiting: Rows, given: Owed | None) -> StepView:
+    def _offered(self, view: StepView, first: Sequence[OfflineRow], given: Owed | None) -> StepView:
+        """``view`` as admission is to see it while ``first`` are the first waiting rows."""
+        return replace(view, offline_next_blocks=self._parts.admission.blocks(first[0]) if first else 0, owed=given)
+
+    def _step_view(self, view: EngineView, ranks: Mapping[str, int]) -> StepView:
+        """What the step is planned from, but for the waiting rows, whose order is not known yet."""
         parts, now_s = self._parts, view.now_s
-        rows = list(islice(waiting(()), PROMPTS_PER_STEP))
         return StepView(
             running=view.running,
             online_waiting=len(view.waiting),
             online_waiting_blocks=view.waiting.blocks + (view.watermark_blocks if view.waiting.blocks else 0),
-            offline_next_blocks=parts.admission.blocks(rows[0]) if rows else 0,
-            offline_next=[max(1, round(self._fresh * row.tokens)) for row in rows],
+            offline_next_blocks=0,
             free_blocks=view.free_blocks,
             total_blocks=view.total_blocks,
             max_seqs=view.max_seqs - view.loading,  # requests whose KV is read back join when it has arrived
@@ -235,7 +243,6 @@ class Brain:
             loading_growth=view.loading_growth,
             reserve=parts.reserve.reserve(now_s),
             guarantee=parts.offline.guarantee(),
-            owed=given,
             ranks=ranks,
             freeing=view.freeing,
             max_waited=parts.kv.max_waited,

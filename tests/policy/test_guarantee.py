@@ -19,7 +19,7 @@ from harvester.policy.ran import StepRan
 from harvester.policy.step.batch import batch_of
 from harvester.policy.step.guarantee import Lack, in_turn, stretched_s
 from harvester.policy.step.plan import plan_step
-from harvester.policy.step.view import Guarantee, Owed, StepView
+from harvester.policy.step.view import Guarantee, Owed, StepPlan, StepView
 from harvester.policy.view import EngineView, Plan, PolicyConfig, Running
 from harvester.policy.waiting import WaitingOnline
 from tests.policy.asked import slo
@@ -235,11 +235,10 @@ def test_a_late_job_whose_next_row_waits_for_rows_of_others_keeps_those_out_but_
 
 def test_late_jobs_whose_rows_find_no_room_are_looked_at_again_without_another_look_at_the_curve(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step that refuses the first rows of several jobs refuses all of them in the next one, while the same rows run."""
-    rows, looks, original = {"long": 4, "late": 4}, 0, Curve.peak_tokens
+    rows, looks, original = {"long": 4, "late": 4}, list[bool](), Curve.peak_tokens
 
     def counted(curve: Curve, more: Sequence[Row], spare: float) -> float:
-        nonlocal looks
-        looks += bool(curve._rows)  # a curve of the job's own rows has none by name
+        looks.append(bool(curve._rows))  # a curve of the job's own rows has none by name
         return original(curve, more, spare)
 
     monkeypatch.setattr(Curve, "peak_tokens", counted)
@@ -247,11 +246,31 @@ def test_late_jobs_whose_rows_find_no_room_are_looked_at_again_without_another_l
         "expected", rows, {"other": 9, **rows}, dict.fromkeys(rows, 0.25), answers=dict.fromkeys(rows, 220), kept=(0, 0.3)
     )
     assert admitted(brain.plan(seen)) == {}
-    assert looks == 3, "of two late jobs, and of the first row without a guarantee"
+    assert sum(looks) == 3, "of two late jobs, and of the first row without a guarantee"
+    assert len(looks) > 3, "and of the rows of each late job alone"
+    looks.clear()
     brain.observe(StepRan(StepLoad.decode(8), served={"long": 4, "late": 4}), 0.1, 3.1)
     longer = [one._replace(context=one.context + 1) for one in seen.running]
     assert admitted(brain.plan(replace(seen, running=longer))) == {}
-    assert looks == 3
+    assert looks == []
+
+
+@ADMISSION
+def test_a_late_job_that_is_given_no_row_costs_no_plan_of_the_step(admission: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plans, original = list[bool](), plan_step
+
+    def counted(view: StepView, *args: Any) -> StepPlan:
+        plans.append(view.owed is not None)
+        return original(view, *args)
+
+    monkeypatch.setattr("harvester.policy.brain.plan_step", counted)
+    names = [f"late-{number}" for number in range(4)]
+    rows, sizes = dict.fromkeys(names, 1), dict.fromkeys(names, 450)
+    assert "late" not in admitted(plan_of(admission, rows, {"other": 9, **rows}, dict.fromkeys(names, 0.25), sizes=sizes, kept=(0, 0.0)))
+    assert len(plans) == 1
+    plans.clear()
+    assert admitted(plan_of(admission, {}, {"late": 9}, {"late": 0.25}, kept=(0, 0.0)))
+    assert plans == [True]
 
 
 @ADMISSION

@@ -24,7 +24,7 @@ from harvester.policy.step.guarantee import Lack, opened
 from harvester.policy.step.view import StepView
 from harvester.policy.view import PolicyConfig, Running
 
-LOOK_AGAIN = 16  # tokens made by running rows, after which a refused row is tried again though none has ended
+LOOK_AGAIN = 16  # tokens made by running rows, or steps, after which a refused row is looked at again though none has ended
 
 
 class _Refused(NamedTuple):
@@ -34,6 +34,14 @@ class _Refused(NamedTuple):
     newest: str
     context: int  # of the newest
     cap: float
+
+
+class _Waits(NamedTuple):
+    """Whether a refused row waits for rows of other jobs, as found at ``step``."""
+
+    waits: bool
+    refused: _Refused
+    step: int
 
 
 _Asked = tuple[str, bool]
@@ -50,6 +58,8 @@ class Expected:
         self._version = 0
         self._kv_tokens = 0
         self._refused: dict[_Asked, _Refused] = {}  # a plan may ask for the first rows of several jobs
+        self._waits: dict[str, _Waits] = {}  # by row
+        self._steps = 0
         self._refused_before: dict[_Asked, _Refused | None] = {}  # of those that plans for this step asked for: as it was before
 
     def blocks(self, row: OfflineRow) -> int:
@@ -102,7 +112,16 @@ class Expected:
         return self._curve.peak_tokens(more, room.spare_tokens) <= (caps.alone if alone and not room.others else caps.beside)
 
     def waits_for_others(self, row: OfflineRow, lack: Lack, view: StepView, batch: Batch, config: PolicyConfig) -> bool:
-        """O(prompts + chats), and a look at each running row of the job."""
+        """O(prompts + chats), and a look at each running row of the job. O(1) for `LOOK_AGAIN` steps while the row is refused as before."""
+        refused, known = self._refused.get((row.name, True)), self._waits.get(row.name)
+        if known is not None and known.refused is refused and self._steps - known.step < LOOK_AGAIN:
+            return known.waits
+        waits = self._waits_for_others(row, lack, view, batch, config)
+        if refused is not None:
+            self._waits[row.name] = _Waits(waits, refused, self._steps)
+        return waits
+
+    def _waits_for_others(self, row: OfflineRow, lack: Lack, view: StepView, batch: Batch, config: PolicyConfig) -> bool:
         room = room_of(view, batch, config, self.margin.share, row.tokens + self._left(row), lack.share_blocks)
         own, new = [self._now(one, view) for one in lack.own], (self._left(row), row.tokens + room.shared_tokens)
         curve, cap = Curve(), room.first.beside if own else room.first.alone
@@ -112,12 +131,14 @@ class Expected:
 
     def ended(self, row: OfflineRow, answer_tokens: int | None) -> None:
         self._by_name.pop(row.name, None)
+        self._waits.pop(row.name, None)
         for owed in (False, True):
             self._refused.pop((row.name, owed), None)
         if answer_tokens is not None:
             self.lengths.learn(row.job, row.prompt_tokens, answer_tokens)
 
     def ran(self, computed: int, recomputed: int) -> None:
+        self._steps += 1
         self.margin.ran(computed, recomputed, self._kv_tokens)
         if computed:
             self._curve.passed()
