@@ -53,7 +53,7 @@ class Brain:
         self._alone = ChatAlone(config.max_slowdown)
         self._fresh = 1.0  # average share of an admitted offline row's tokens that is computed, not cached
         self._chat_fresh = 1.0  # the same of an online request
-        self._chat_own = 1.0  # average share of an admitted online request's tokens whose KV blocks no request held before
+        self._chat_own = 1.0  # average share of an admitted online request's KV blocks that no request held before
 
     @property
     def parts(self) -> Parts:
@@ -117,7 +117,7 @@ class Brain:
         self._parts.admission.ran(sum(ran.served.values()), again)
         self._fresh = _averaged(self._fresh, ran.cached_tokens, ran.admitted_tokens)
         self._chat_fresh = _averaged(self._chat_fresh, ran.chat_cached_tokens, ran.chat_admitted_tokens)
-        self._chat_own = _averaged(self._chat_own, ran.chat_shared_tokens, ran.chat_admitted_tokens)
+        self._chat_own = _averaged(self._chat_own, ran.chat_blocks - ran.chat_taken_blocks, ran.chat_blocks)
 
     def answered(self, ran: StepRan, seconds: float, now_s: float) -> None:
         """A step was answered ``seconds`` after it began. Call it before the next plan; `observe` may come later.
@@ -293,6 +293,6 @@ class _Tried(NamedTuple):
     admit: tuple[str, ...]
 
 
-def _averaged(before: float, less_tokens: int, tokens: int) -> float:
-    """The running mean of the share that was not cached, or not shared."""
-    return before + (1.0 - less_tokens / tokens - before) / FRESH_STEPS if tokens else before
+def _averaged(before: float, less: int, whole: int) -> float:
+    """The running mean of the share of ``whole`` that is not ``less``: tokens that were not cached, or blocks that were not shared."""
+    return before + (1.0 - less / whole - before) / FRESH_STEPS if whole else before

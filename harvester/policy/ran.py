@@ -18,8 +18,8 @@ class StepRan:
     ``online_load``: load of those alone. ``first_tokens``: names of the requests that got their first token in it.
     Empty ``load``: the step ended early and computed nothing.
     ``admitted_tokens``: tokens of the offline rows that it admitted; ``cached_tokens``: those of them that were found in a cache. The same
-    of its online requests: ``chat_admitted_tokens`` and ``chat_cached_tokens``; ``chat_shared_tokens``: those of the latter whose KV blocks
-    requests that ran before hold too.
+    of its online requests: ``chat_admitted_tokens`` and ``chat_cached_tokens``. ``chat_blocks``: KV blocks that those ask for;
+    ``chat_taken_blocks``: of these, the ones that no request that ran before holds.
     ``recomputed``: tokens to compute again, by offline row that had lost its KV and was admitted again in this step.
     """
 
@@ -33,7 +33,8 @@ class StepRan:
     recomputed: Mapping[str, int] = field(default_factory=dict)
     chat_admitted_tokens: int = 0
     chat_cached_tokens: int = 0
-    chat_shared_tokens: int = 0
+    chat_blocks: int = 0
+    chat_taken_blocks: int = 0
 
     def online_share(self, model: LatencyModel) -> float:
         """Time of its online work alone over its whole time, both as predicted."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 
 import pytest
@@ -139,6 +140,30 @@ def test_a_chat_gets_the_kv_for_its_drafts_at_once() -> None:
     drive.add("B", 100, 5, offline=False)
     assert steps_until_served(drive, "B") == 1
     assert preempted(drive) == 1
+
+
+@pytest.mark.parametrize("drafts", [0, 2])
+def test_the_reserve_learns_what_chats_take_beside_a_prompt_that_they_share_states_and_blocks_for_drafts_too(drafts: int) -> None:
+    drive = with_states(drafts)
+    drive.enter(drive.asked("A", list(range(10 * STATE_BLOCK + 100)), 500, offline=False))
+    for _ in range(5):
+        drive.step()
+    taken = 0
+    for number in range(60):
+        free, first = drive.free_blocks, 100_000 + 1000 * number
+        chat = drive.asked(f"B{number}", [*range(10 * STATE_BLOCK), *range(first, first + 560)], 1, offline=False)
+        drive.enter(chat)
+        computed = 0
+        while not chat.num_output_tokens:
+            output = drive.schedule()
+            computed += output.num_scheduled_tokens.get(chat.request_id, 0)
+            taken = free - drive.free_blocks
+            drive.sent(output)
+            drive.update(output)
+    assert computed == 560, "its beginning is cached"
+    brain, blocks = drive.scheduler._brain, drive.scheduler._kv.admitted(6000)
+    assert (blocks, taken) == (12 + 3 * (1 + drafts), 2 + 3 * (1 + drafts))
+    assert math.ceil(brain._chat_own * blocks) == taken
 
 
 def test_a_cached_state_that_nobody_holds_is_counted_beside_those_of_the_chat() -> None:

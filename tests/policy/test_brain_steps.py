@@ -209,7 +209,7 @@ def test_the_reserve_leaves_out_what_arrivals_share_with_chat_that_runs() -> Non
     brain.arrive(OnlineRequest("cached", blocks=100), 50.0)
     assert brain.plan(seen(now_s=50.0)).reserve == (1, 100), "cached blocks that nobody holds are among the free ones"
     for step in range(40):
-        brain.observe(StepRan(StepLoad.decode(5), ("old",), chat_admitted_tokens=400, chat_shared_tokens=300), 0.1, 50.0 + step)
+        brain.observe(StepRan(StepLoad.decode(5), ("old",), chat_blocks=40, chat_taken_blocks=10), 0.1, 50.0 + step)
     for number in range(3):
         brain.arrive(OnlineRequest(f"c{number}", blocks=100), 200.0)
     assert brain.plan(seen(now_s=200.0)).reserve == (3, 78), "26 blocks each, rounded up"

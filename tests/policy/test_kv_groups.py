@@ -45,3 +45,10 @@ def test_a_state_has_blocks_for_drafts_beside_its_own_from_the_first_token_on() 
     kv = KvGroups([Group(16), *[Group(16, kept_tokens=1, most=3, extra=2)] * 3])
     assert [(kv.held(tokens), kv.admitted(tokens)) for tokens in (1, 16, 160)] == [(10, 10), (10, 10), (19, 19)]
     assert (kv.held(0), kv.step(0, 16), kv.step(16, 17), kv.per_decode) == (0, 10, 4, 4)
+
+
+@given(GROUPS, st.integers(1, 2000), st.integers(0, 2000))
+def test_blocks_that_others_hold_are_not_asked_for_and_a_state_is_asked_for_whole(groups: list[Group], tokens: int, shared: int) -> None:
+    kv, shared = KvGroups([*groups, Group(16, kept_tokens=1, most=3, extra=2)]), min(shared, tokens - 1)
+    saved = sum(shared // group.block_tokens for group in groups)
+    assert kv.admitted(tokens) - kv.admitted(tokens, shared) == saved

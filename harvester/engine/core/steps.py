@@ -46,7 +46,8 @@ class Step:
     cached_tokens: int = 0  # of those, tokens computed before
     chat_admitted_tokens: int = 0  # the same of the online requests that it admitted
     chat_cached_tokens: int = 0
-    chat_shared_tokens: int = 0  # of those, tokens whose KV blocks requests that ran before hold too
+    chat_blocks: int = 0  # KV blocks that those ask for, if none is shared
+    chat_taken_blocks: int = 0  # of those, what no request that ran before holds
     online_load: StepLoad = field(default_factory=StepLoad)
     first_tokens: list[str] = field(default_factory=list)  # online requests whose first token it makes
     recomputed: dict[str, int] = field(default_factory=dict)  # of offline rows that had lost their KV, as `StepRan` has it
@@ -57,7 +58,7 @@ class Step:
         if self.rolled_back:
             return StepRan(StepLoad())
         rows = self.admitted_tokens, self.cached_tokens
-        chat = self.chat_admitted_tokens, self.chat_cached_tokens, self.chat_shared_tokens
+        chat = self.chat_admitted_tokens, self.chat_cached_tokens, self.chat_blocks, self.chat_taken_blocks
         return StepRan(self.load, self.online, self.served, *rows, self.online_load, self.first_tokens, self.recomputed, *chat)
 
     @property

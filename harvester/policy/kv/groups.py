@@ -63,10 +63,13 @@ class KvGroups:
         """Blocks that a running request takes from the pool to go from ``before`` to ``after`` computed tokens, whatever it frees."""
         return self._written(after) - self._written(before)
 
-    def admitted(self, tokens: int) -> int:
-        """Blocks that must be free for a request with so many tokens to be admitted, none of them cached."""
+    def admitted(self, tokens: int, shared_tokens: int = 0) -> int:
+        """Blocks that must be free for a request with so many tokens to be admitted, none of them cached.
+
+        ``shared_tokens``: at its beginning, fewer than ``tokens``, whose blocks other requests hold.
+        """
         blocks = 0
         for (size, _, most, extra), count in self._groups:
-            each = -(-tokens // size) + extra
+            each = -(-tokens // size) - shared_tokens // size + extra
             blocks += count * (each if most is None else min(each, most))
         return blocks

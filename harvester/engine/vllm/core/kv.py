@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -26,13 +26,29 @@ def groups_of(kv_cache_manager: Any, block_tokens: int) -> KvGroups:
 
 
 class Prefixes:
-    """The KV blocks at the beginning of requests, in a group that keeps them all, or in the first group if none does."""
+    """The KV blocks at the beginning of requests, which several may hold.
 
-    def __init__(self, kv_cache_manager: Any) -> None:
+    How many tokens are shared is told by a group that keeps all blocks, or by the first group if none does.
+    """
+
+    def __init__(self, kv_cache_manager: Any, kv: KvGroups) -> None:
         managers = kv_cache_manager.coordinator.single_type_managers
-        whole = (place for place, manager in enumerate(managers) if not manager.get_num_skipped_tokens(LONG_TOKENS))
-        self.kv_cache_manager, self._group = kv_cache_manager, next(whole, 0) if managers else None
-        self._block_tokens = 0 if self._group is None else int(managers[self._group].block_size)
+        freeing = [bool(manager.get_num_skipped_tokens(LONG_TOKENS)) for manager in managers]
+        self.kv_cache_manager, self.kv, self._group = kv_cache_manager, kv, freeing.index(False) if False in freeing else 0
+        self._block_tokens = [int(manager.block_size) for manager in managers]
+        self._freeing = [place for place, is_freeing in enumerate(freeing) if is_freeing]
+
+    def taken_blocks(self, name: str, tokens: int, newcomers: int) -> int:
+        """KV blocks that left the pool, or will, for a request with so many tokens. ``newcomers``: requests that its step admitted.
+
+        A window or a state of the shared beginning counts too, where no request that ran before holds it any more: it was only cached.
+        """
+        shared, whole = self.shared_tokens(name, newcomers), self.kv.admitted(tokens)
+        if not shared:
+            return whole
+        blocks, sizes = self.kv_cache_manager.get_blocks(name).blocks, self._block_tokens
+        found = sum([_of_newcomers(blocks[place][: shared // sizes[place]], newcomers) for place in self._freeing])
+        return min(whole, self.kv.admitted(tokens, shared) + found)
 
     def shared_tokens(self, name: str, newcomers: int) -> int:
         """Tokens at the beginning of a request whose KV blocks more requests hold than the ``newcomers`` of its step; O(log blocks).
@@ -40,12 +56,22 @@ class Prefixes:
         Who holds a block holds all before it. Blocks that only newcomers hold came out of the free ones. A window's blocks begin with
         vLLM's null block: nobody is counted as its holder.
         """
-        if self._group is None:
+        if not self._block_tokens:
             return 0  # a model without KV
         blocks = self.kv_cache_manager.get_blocks(name).blocks[self._group]
         first = bisect_left(blocks, True, key=lambda block: not block.is_null)
         end = bisect_left(blocks, True, first, key=lambda block: block.ref_cnt <= newcomers)
-        return self._block_tokens * end if end > first else 0
+        return self._block_tokens[self._group] * end if end > first else 0
+
+
+def _of_newcomers(blocks: Sequence[Any], newcomers: int) -> int:
+    """How many of the last ``blocks``, up to a null block, only ``newcomers`` hold."""
+    count = 0
+    for block in reversed(blocks):
+        if block.is_null:
+            break
+        count += block.ref_cnt <= newcomers
+    return count
 
 
 def _group(manager: Any) -> Group:

@@ -274,7 +274,8 @@ def fill_in(scheduler: Scheduler, step: Step, rows: Mapping[str, OfflineRow], pr
         elif name in step.computed:
             step.chat_admitted_tokens += requests[name].num_tokens
             step.chat_cached_tokens += step.computed[name]
-            step.chat_shared_tokens += prefixes.shared_tokens(name, len(step.admitted))
+            step.chat_blocks += prefixes.kv.admitted(requests[name].num_tokens)
+            step.chat_taken_blocks += prefixes.taken_blocks(name, requests[name].num_tokens, len(step.admitted))
     step.recomputed = recomputed(scheduler, step.admitted, step.computed)
     step.load = load_of(step.output, step.computed)
     step.online_load = load_of(step.output, step.computed, step.online) if step.served and step.online else StepLoad()

@@ -47,7 +47,8 @@ class HarvestScheduling(Stock):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         config, cpu = self.vllm_config, on_cpu()
-        self._kv, self._prefixes = kv.groups_of(self.kv_cache_manager, self.block_size), kv.Prefixes(self.kv_cache_manager)
+        self._kv = kv.groups_of(self.kv_cache_manager, self.block_size)
+        self._prefixes = kv.Prefixes(self.kv_cache_manager, self._kv)
         self._settings = settings = Settings.parse(additional(config))
         self._backoff = sleep_between_looks() if cpu else None
         shared = SharedState(settings.shared) if settings.shared is not None else None
