@@ -31,6 +31,7 @@ class Mode:
     words: tuple[str, ...] = ()
     runner_v2: bool = False
     ranks: int = 1
+    environment: dict[str, str] = field(default_factory=dict)
 
 
 def forms(names: Iterable[str], *short: str) -> list[Any]:
@@ -52,7 +53,7 @@ def child(module: str, folder: Path, *words: str, mode: Mode | None = None) -> d
             done = subprocess.run(command, stdout=out, stderr=subprocess.STDOUT, env=os.environ | _interpreter(), timeout=1500, check=False)
         assert done.returncode == 0, log.read_text("utf-8", "replace")[-3000:]
     else:
-        run(module, words, log, TWO_RANKS if mode.ranks > 1 else None)
+        run(module, words, log, mode.environment | (TWO_RANKS if mode.ranks > 1 else {}))
     found: dict[str, Any] = json.loads(output.read_text(encoding="utf-8"))
     assert found["depth"] >= mode.depth  # more with pipeline stages
     assert found["runner_v2"] == mode.runner_v2

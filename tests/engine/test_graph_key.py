@@ -13,6 +13,7 @@ import pytest
 from harvester.config import parse_config
 from harvester.engine.embedded import embedded_model
 from harvester.engine.shared.state import SharedState
+from tests.engine.child import Mode, child
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # vLLM's own
@@ -67,3 +68,20 @@ def test_every_process_of_the_engine_reads_the_settings_of_harvester(shared: Pat
     assert there == additional(found)
     assert there["harvester"]["shared_state"] == there["harvester_safepoints"]["shared_state"] == str(shared)
     assert there["gdn_prefill_backend"] == "triton"
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1600)
+def test_a_second_start_loads_the_graphs_of_the_first_and_its_steps_end_early_too(tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    mode = Mode({"enforce_eager": False}, environment={"VLLM_CACHE_ROOT": str(cache)})
+    words = ("--chaos", "0.6", "--least", "20", "--short")
+    first = child("tokens_child", tmp_path, *words, mode=mode)
+    graphs = sorted(cache.rglob("model"))
+    assert len(graphs) == 1
+    compiled_s = graphs[0].stat().st_mtime_ns
+    second = child("tokens_child", tmp_path, *words, mode=mode)
+    assert sorted(cache.rglob("model")) == graphs
+    assert graphs[0].stat().st_mtime_ns == compiled_s, "it was compiled anew"
+    assert second["ended"] >= 20
+    assert second["tokens"][0] == first["tokens"][0]
