@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
+from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from pythonjsonlogger.json import JsonFormatter
 
 from harvester.errors import EngineError
 
@@ -46,6 +49,28 @@ def test_the_error_of_the_process_that_failed_is_found(lines: list[str], said: s
     found = nodes.last_error()
     assert (found is None) == (said is None)
     assert found is None or found[1].startswith(str(said))
+
+
+def test_the_error_is_found_in_lines_for_machines_too(log: Path) -> None:
+    lines, logger = StringIO(), logging.Logger("vllm.v1.engine.core")
+    handler = logging.StreamHandler(lines)
+    handler.setFormatter(JsonFormatter())
+    logger.addHandler(handler)
+    for message in ("the first", "No available memory for the cache blocks."):
+        try:
+            raise ValueError(message)
+        except ValueError:
+            logger.exception("EngineCore failed to start.")
+    try:
+        raise RuntimeError(DIED)
+    except RuntimeError:
+        logger.exception("WorkerProc failed.")
+    told = [f"(EngineCore pid=1) {line}" for line in lines.getvalue().splitlines()]
+    assert len(told) == 3
+    log.write_text("\n".join([*told, '{"exc_info": 1}', '{"exc_info"', '["exc_info"]']), encoding="utf-8")
+    found = nodes.last_error()
+    assert found is not None
+    assert found[1] == "No available memory for the cache blocks."
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from harvester.serve.machine.port import PortError
 
 ANSWER_S = 60.0
 _ERROR = re.compile(r"ERROR [^\]]+\] [\w.]*(?:Error|Exception): (.+)")
+_RAISED = re.compile(r"^[\w.]*(?:Error|Exception): (.+)", re.MULTILINE)
 ELSEWHERE = "root cause"  # in an error that only refers to that of another process
 
 
@@ -34,10 +37,20 @@ def last_error() -> tuple[float, str] | None:
     """
     found: tuple[float, str] | None = None
     for path in session_logs().glob("worker-*.out"):
-        errors = [said for said in _ERROR.findall(path.read_text("utf-8", "replace")) if ELSEWHERE not in said]
+        errors = [said for said in _errors(path.read_text("utf-8", "replace")) if ELSEWHERE not in said]
         if errors and (found is None or path.stat().st_mtime > found[0]):
             found = path.stat().st_mtime, str(errors[-1]).strip()
     return found
+
+
+def _errors(log: str) -> Iterator[str]:
+    """Messages of the exceptions that vLLM's processes logged, as text or as JSON (`logs.format`)."""
+    for line in log.splitlines():
+        if (found := _ERROR.search(line)) is not None:
+            yield found[1]
+        elif '"exc_info"' in line:
+            with suppress(ValueError, TypeError, KeyError):  # another program's line
+                yield from _RAISED.findall(json.loads(line[line.index("{") :])["exc_info"])
 
 
 def root_cause() -> str | None:
