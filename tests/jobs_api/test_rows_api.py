@@ -93,6 +93,19 @@ async def test_an_upload_that_is_not_whole_is_no_source(office: Office) -> None:
         assert answer.status_code in (400, 404), answer.text
 
 
+async def test_a_file_of_the_users_is_not_taken_for_one_that_is_not_whole(office: Office) -> None:
+    rows = office.docs.read_bytes()
+    for name, data, is_last in (("docs.parquet", rows[:100], False), ("docs.parquet.part", b"notes", True)):
+        await office.http.put(f"/uploads/{ID}/{name}", content=data, params={"last": is_last})
+    assert (await office.http.get(f"/uploads/{ID}/docs.parquet")).json()["bytes"] == 100
+    assert (await office.post("/jobs", {"source": {"uri": f"upload:{ID}"}})).status_code == 404
+    await office.http.put(f"/uploads/{ID}/docs.parquet", content=rows[100:], params={"offset": 100, "last": True})
+    files = {path.name: path.read_bytes() for path in office.folder.uploads.glob("*/*/*")}
+    assert files == {"docs.parquet": rows, "docs.parquet.part": b"notes"}
+    made = await office.post("/jobs", {"source": {"uri": f"upload:{ID}"}})
+    assert made.status_code == 201, made.text
+
+
 async def test_an_upload_that_no_job_names_goes_after_a_day(office: Office) -> None:
     for upload_id in (ID, "cd" * 32):
         await office.http.put(f"/uploads/{upload_id}/docs.parquet", content=office.docs.read_bytes(), params={"last": True})

@@ -33,13 +33,13 @@ DIGEST = "x-content-sha256"
 KEPT_S = 24 * 3600.0  # an upload that no job names
 MAX_DEPTH = 8  # of a path: folders and file; as in `harvester.api.uploads`, like the next
 MAX_NAME_BYTES = 220  # of a folder or file: file systems take 255, and names of what is being written are longer than the file's
-_PART = ".part"
+_PART = ".{}.part"  # name of a file that is not whole: no file of a user's begins with a dot
 _ID = re.compile(r"(?:[A-Za-z0-9][A-Za-z0-9_-]{0,40}\.)?[0-9a-f]{32,64}")
 _SEGMENT = re.compile(r"[^./*?\[\]:\\\x00-\x1f\x7f][^/*?\[\]:\\\x00-\x1f\x7f]*")
 
 
 class Uploads:
-    """Uploaded files, in one folder for each key's name and upload. A file that is not complete yet ends in ``.part``."""
+    """Uploaded files, in one folder for each key's name and upload. A file that is not complete yet has a hidden name."""
 
     def __init__(self, folder: StateFolder, min_free_bytes: int = 0) -> None:
         self._folder = folder
@@ -66,7 +66,7 @@ class Uploads:
         if folder is not None and self._folder.mirror is not None:
             self._folder.mirror.fetch_folder(folder)
         path = self.path(upload_id, name, who) if name or folder is None else folder
-        is_whole = path.is_file() if name else path.is_dir() and not any(path.rglob(f"*{_PART}"))
+        is_whole = path.is_file() if name else path.is_dir() and not any(path.rglob(_PART.format("*")))
         if folder is None or not is_whole:
             raise NotFoundError(f"{uri[:200]} is not uploaded, or not whole; upload it again")
         _touch(folder)
@@ -182,7 +182,7 @@ def _check_offset(offset: int, size: int) -> None:
 
 
 def _part(path: Path) -> Path:
-    return path.with_name(f"{path.name}{_PART}")
+    return path.with_name(_PART.format(path.name))
 
 
 async def _written(file: BinaryIO, name: str, body: AsyncIterator[bytes], receipt: Receipt, max_bytes: int | None) -> str:
