@@ -7,8 +7,8 @@ everything that it has to do. The brain itself acts on nothing and reads no cloc
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
+from functools import partial
 from itertools import islice
 from typing import NamedTuple
 
@@ -190,25 +190,29 @@ class Brain:
         waits for rows of others, the step is planned as if there were no guarantee. Only a job whose row admission takes costs a plan.
         """
         order, admission = self._parts.offline, self._parts.admission
-        base = self._step_view(view, ranks)
+        shown = self._step_view(view, ranks)
         lacks = owed(order.late(), view, order.known, lambda one: admission.holds(one, view.blocks_of))
-        held_up: tuple[StepView, Rows] | None = None
+        held_up: tuple[Rows, Owed] | None = None
         for lack in in_turn(lacks, view, batch, order.rows, admission.blocks)[:MAX_TRIED]:
             first = first_rows(order.rows, lack.job, min(lack.slots, view.max_seqs - view.loading - len(view.running)))
             given = Owed(frozenset([row.name for row in first]), lack.blocks, sum([admission.blocks(row) for row in first]))
             rows = led(order.rows if held_up is None else no_rows, first)
-            seen = self._offered(base, first, given)
+            seen = shown(offline_next_blocks=admission.blocks(first[0]), owed=given)
             if not given.names.isdisjoint(self._admitted(seen, batch, admission.space(seen, batch, self._config), rows)):
-                tried = self._tried(view, batch, seen, rows)
+                tried = self._tried(view, batch, shown, rows, given)
                 if tried.step.offline_slots <= 0 or not given.names.isdisjoint(tried.admit):
                     return tried
             if held_up is None and admission.waits_for_others(first[0], lack, seen, batch, self._config):
-                held_up = seen, rows
-        return self._tried(view, batch, *(held_up or (base, order.rows)))
+                held_up = rows, given
+        return self._tried(view, batch, shown, *(held_up or (order.rows, None)))
 
-    def _tried(self, view: EngineView, batch: Batch, seen: StepView, rows: Rows) -> _Tried:
+    def _tried(self, view: EngineView, batch: Batch, shown: partial[StepView], rows: Rows, given: Owed | None) -> _Tried:
         first = list(islice(rows(()), PROMPTS_PER_STEP))
-        seen = replace(self._offered(seen, first, seen.owed), offline_next=[max(1, round(self._fresh * row.tokens)) for row in first])
+        seen = shown(
+            offline_next_blocks=self._parts.admission.blocks(first[0]) if first else 0,
+            offline_next=[max(1, round(self._fresh * row.tokens)) for row in first],
+            owed=given,
+        )
         step = self._step(view, seen, batch)
         return _Tried(seen, step, self._admitted(seen, batch, (step.offline_slots, step.offline_blocks), rows))
 
@@ -217,18 +221,14 @@ class Brain:
             return ()
         return self._parts.admission.admitted(rows, space, view, batch, self._config)
 
-    def _offered(self, view: StepView, first: Sequence[OfflineRow], given: Owed | None) -> StepView:
-        """``view`` as admission is to see it while ``first`` are the first waiting rows."""
-        return replace(view, offline_next_blocks=self._parts.admission.blocks(first[0]) if first else 0, owed=given)
-
-    def _step_view(self, view: EngineView, ranks: Mapping[str, int]) -> StepView:
-        """What the step is planned from, but for the waiting rows, whose order is not known yet."""
+    def _step_view(self, view: EngineView, ranks: Mapping[str, int]) -> partial[StepView]:
+        """What the step is planned from, but for the waiting rows and what is owed to them."""
         parts, now_s = self._parts, view.now_s
-        return StepView(
+        return partial(
+            StepView,
             running=view.running,
             online_waiting=len(view.waiting),
             online_waiting_blocks=view.waiting.blocks + (view.watermark_blocks if view.waiting.blocks else 0),
-            offline_next_blocks=0,
             free_blocks=view.free_blocks,
             total_blocks=view.total_blocks,
             max_seqs=view.max_seqs - view.loading,  # requests whose KV is read back join when it has arrived
