@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import duckdb
 
+_UNTYPED = '"NULL"'  # DuckDB's type of a column, or an element, that never had a value
 _NUMBER = re.compile(r"U?(TINY|SMALL|BIG|HUGE)?INT(EGER)?|FLOAT|DOUBLE|DECIMAL\(.*\)")
 # More than a fraction's last digits: a number that became infinite or 0, or a whole number that became another.
 _NOT_A_ROUNDING = r"""
@@ -53,6 +54,15 @@ def first_change(connection: duckdb.DuckDBPyConnection, rows: str, table: str) -
         if found is not None:
             return Change(name, kind, kept_kind, *(str(value)[:80] for value in found))
     return None
+
+
+def give_types(connection: duckdb.DuckDBPyConnection, rows: str, table: str) -> None:
+    """Give columns of ``table`` that never had a value, and so no type, the type that they have in ``rows`` (a SELECT)."""
+    untyped = {name.lower() for name, kind in _kinds(connection, f"SELECT * FROM {table}") if _UNTYPED in kind}
+    for name, kind in _kinds(connection, rows) if untyped else ():
+        if name.lower() in untyped and _UNTYPED not in kind:
+            column = '"' + name.replace('"', '""') + '"'
+            connection.execute(f"ALTER TABLE {table} ALTER COLUMN {column} TYPE {kind}")
 
 
 def _changed(kind: str, kept_kind: str) -> str | None:

@@ -20,7 +20,7 @@ from connectors.edge import first_line
 from connectors.errors import StorageError
 from connectors.kinds import for_duckdb
 from connectors.parquet.parts import Part
-from connectors.targets.rounding import first_change
+from connectors.targets.rounding import first_change, give_types
 
 PARTS_AT_ONCE = 64  # per transaction
 PATIENCE_S = 60.0  # for another process to close the file
@@ -102,8 +102,10 @@ class TableCopy(Closing):
             if not self._is_there(connection):
                 connection.execute(f"CREATE SCHEMA IF NOT EXISTS {schema}")
                 connection.execute(f"CREATE TABLE {name} AS {rows} LIMIT 0", [self._job])
-            elif (change := first_change(connection, "SELECT * FROM part", name)) is not None:
-                raise self._refused(str(change), "give the column a type that holds both, or name another table")
+            else:
+                give_types(connection, "SELECT * FROM part", name)
+                if (change := first_change(connection, "SELECT * FROM part", name)) is not None:
+                    raise self._refused(str(change), "give the column a type that holds both, or name another table")
             if self._editions and part.name in self._editions:
                 connection.execute(f"DELETE FROM {name} WHERE {label} = ? AND row_id IN (SELECT row_id FROM part)", [self._job])
             connection.execute(f"INSERT INTO {name} BY NAME {rows}", [self._job])

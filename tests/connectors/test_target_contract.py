@@ -348,6 +348,21 @@ def test_two_jobs_may_share_a_table_and_a_schema_may_be_named(sink: PartsSink, t
     assert counted == [("docs-1", ROWS), ("docs-2", ROWS)]
 
 
+def test_a_column_that_was_empty_in_the_first_job_takes_the_type_of_the_next(tmp_path: Path) -> None:
+    """pandas writes a column without any value with no type of its own."""
+    empty = {"note": pa.nulls(1), "tags": pa.array([[None]], pa.list_(pa.null()))}
+    kept: list[dict[str, Any]] = [empty, {"note": [5], "tags": [["new"]]}, empty, {"note": [6], "tags": [None]}]
+    for number, columns in enumerate(kept):
+        sink = PartsSink(tmp_path / f"parts-{number}")
+        sink.write("part-000000", pa.table({"row_id": [number], "output": ["x"], **columns}), {})
+        with TargetName.of(f"{tmp_path}/out.duckdb:done").open(f"docs-{number}") as target:
+            assert target.update(sink.parts(), is_final=True) == 1
+    with duckdb.connect(tmp_path / "out.duckdb") as connection:
+        found = connection.sql("select row_id, note, tags from done order by row_id")
+        assert [str(kind) for kind in found.types] == ["BIGINT", "BIGINT", "VARCHAR[]"]
+        assert found.fetchall() == [(0, None, [None]), (1, 5, ["new"]), (2, None, [None]), (3, 6, None)]
+
+
 @pytest.mark.parametrize("name", ["sales", "memory", "my.sales", 'sales "new"'])
 def test_a_schema_may_be_named_like_its_file(sink: PartsSink, tmp_path: Path, name: str) -> None:
     path = tmp_path / f"{name}.duckdb"
