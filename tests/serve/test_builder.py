@@ -111,3 +111,10 @@ def test_no_model_sleeps_under_a_service_of_kuberay(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("RAY_SERVE_ENABLE_HA_PROXY", haproxy)
     with pytest.raises(ConfigError, match=r"replicas\.min=0 .*: set replicas\.min to 1 or more"):
         prepared(tmp_path, host="0.0.0.0", replicas={"min": 0, "max": 2})
+
+
+def test_a_configuration_of_several_models_is_refused_before_a_ledger_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(builder, "start_ledger", lambda *given: pytest.fail("a ledger was started"))
+    with pytest.raises(ConfigError, match="one model for each application here"):
+        prepared(tmp_path, host="0.0.0.0", models={"small": {"model": "org/small"}})
+    assert not (tmp_path / "state").exists()

@@ -27,6 +27,7 @@ from harvester.serve.deployments.openai_app import openai_apps
 from harvester.serve.deployments.placement import ledger_options
 from harvester.serve.deployments.replica import replica_app
 from harvester.serve.machine.device import device_of
+from harvester.serve.reach import url_here
 from jobs.ledger.store.move import ready_state
 from jobs.storage.folder import StateFolder, keep_private
 
@@ -51,7 +52,7 @@ def chat(given: Arguments) -> serve.Application:
 
 def jobs(given: Arguments) -> serve.Application:
     config, choice, state, ledger = _prepared(given)
-    return jobs_app(config, choice, state, ledger, f"http://{config.host}:{config.port}", cpu=device_of(config) == "cpu", pid=None)
+    return jobs_app(config, choice, state, ledger, url_here(config.host, config.port), cpu=device_of(config) == "cpu", pid=None)
 
 
 def files(given: Arguments) -> serve.Application:
@@ -71,6 +72,8 @@ def _prepared(given: Arguments) -> tuple[ServeConfig, ModelChoice, Path, str]:
             "replicas.min=0 is for harvester serve, whose HAProxy answers while there is no replica: set replicas.min to 1 or more, or "
             "deploy with harvester serve --address auto"
         )
+    if config.models:
+        raise ConfigError("models: one model for each application here; deploy several with harvester serve --address auto")
     folder = StateFolder(Path(given.state).absolute())
     keep_private()
     folder.prepare()
@@ -82,8 +85,6 @@ def _prepared(given: Arguments) -> tuple[ServeConfig, ModelChoice, Path, str]:
     name = ledger_name(folder.root)
     start_ledger(name, LedgerSettings.of(config, folder), ledger_options(config))()
     choice = choose_model(config.model, config.served_model_name, elsewhere=True)
-    if config.models:
-        raise ConfigError("models: one model for each application here; deploy several with harvester serve --address auto")
     config, _ = settled(config, choice.name)
     return config, choice, folder.root, name
 

@@ -21,10 +21,9 @@ from harvester.errors import NotFoundError, ParameterError, StateError, StorageE
 from harvester.serve.access.identity import Identity
 from harvester.serve.access.who import Who
 from harvester.serve.http.jobs.intake import Intake, Receipt, size_of
-from harvester.serve.http.jobs.owned import LedgerJobs
+from harvester.serve.http.jobs.owned import LedgerNow
 from jobs.batches.files import FileStore
 from jobs.spec import JobRequest
-from jobs.states import ENDED
 from jobs.storage.folder import StateFolder
 from jobs.threads import with_storage
 
@@ -203,7 +202,7 @@ def _digest_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def add_uploads(app: FastAPI, ledger: LedgerJobs, folder: StateFolder, min_free_bytes: int) -> Uploads:
+def add_uploads(app: FastAPI, ledger: LedgerNow, folder: StateFolder, min_free_bytes: int) -> Uploads:
     """Add ``/uploads``."""
     uploads = Uploads(folder, min_free_bytes)
 
@@ -231,8 +230,8 @@ def add_uploads(app: FastAPI, ledger: LedgerJobs, folder: StateFolder, min_free_
     async def forget(upload_id: str, name: str, who: Who) -> dict[str, Any]:
         path = uploads.path(upload_id, name, who)
         root = uploads.root(path)
-        for view in await ledger.jobs():
-            if view.state not in ENDED and Path(view.source).is_relative_to(root):
+        for view in (await ledger.now(0)).views:
+            if Path(view.source).is_relative_to(root):
                 raise StateError(f"job {view.id} reads this upload; cancel it first, or let it end")
         await with_storage(uploads.forget, root)
         return state_of(path, root)
