@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
-from bench.harness.load.online_client import tokens, written
+from bench.harness.load import online_client
+from bench.harness.load.online_client import session, tokens, written
 from bench.harness.measure.latency import Online, Slo, attainment, online_summary, percentile, percentiles, read_online, windows
 
 
@@ -102,3 +104,25 @@ def test_what_the_client_writes_is_what_is_read(tmp_path: Path) -> None:
     assert found[2] == Online(4.0, 4.0, 20, [], False, 9.0, refused=True)
     assert online_summary(found)["online_refused"] == 1
     assert errors == ["503: full"]
+
+
+async def test_a_request_meets_no_connection_that_its_server_is_about_to_close(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that closes an idle connection does not answer a request that is on its way."""
+    monkeypatch.setattr(online_client, "IDLE_S", 0.5)
+    connections = 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+        await reader.read(1)
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server, session() as http:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        for _ in range(2):
+            async with http.post(url) as answer:
+                assert answer.status == 200
+            await asyncio.sleep(0.8)
+    assert connections == 2

@@ -17,6 +17,8 @@ from pathlib import Path
 
 import aiohttp
 
+from bench.harness.load.online_client import session
+
 USED_UP = 3
 
 
@@ -36,8 +38,7 @@ def bodies(requests: Path, priority: int | None) -> Iterator[bytes]:
 
 
 async def run(url: str, requests: Path, concurrency: int, priority: int | None) -> None:
-    timeout = aiohttp.ClientTimeout(total=None)
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as http:
+    async with session() as http:
         left = bodies(requests, priority)
         await asyncio.gather(*(_keep(http, f"{url}/v1/chat/completions", left) for _ in range(concurrency)))
 

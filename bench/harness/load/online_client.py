@@ -22,6 +22,13 @@ import aiohttp
 import numpy as np
 
 WARM_UP = 3  # requests before the load, one after the other
+IDLE_S = 2.0  # after which a connection is used no more: servers close theirs after 5 s, and a request would fail that meets it
+
+
+def session() -> aiohttp.ClientSession:
+    """A client without limits of its own. Call it within the event loop."""
+    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_S)
+    return aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None))
 
 
 class Player:
@@ -94,8 +101,7 @@ def written(note: dict[str, Any], at_s: float, end_s: float) -> str:
 
 
 async def play(plan: dict[str, Any], output: Path) -> None:
-    timeout = aiohttp.ClientTimeout(total=None)
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as http:
+    async with session() as http:
         player = Player(plan, http)
         for _ in range(WARM_UP):
             await player.send(0, 0.0, player.body(64, 4))
