@@ -117,15 +117,19 @@ class Replica:
         assert self._gate.meter is not None
         self._meter, self._usage_ledger = self._gate.meter, LedgerActor(ledger)
         self._floor = Floor(config.replicas, choice.name, LedgerActor(ledger))
-        beside: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {
-            "usage": partial(self._meter.run, self._usage_ledger),
-            "floor": self._floor.run,
-            "quotas": partial(self._gate.quotas.follow, LedgerActor(ledger), choice.name, self._runner.holder),
-        }
-        self._tasks = [asyncio.create_task(keep_running(name, run)) for name, run in beside.items()]
+        self._tasks = self._keep_telling(choice.name, LedgerActor(ledger))
         self._harvest = asyncio.create_task(self._runner.run())
         self._leaving = asyncio.create_task(self._leave())
         self._tasks.append(asyncio.create_task(self._measure(known=profile.is_file())))
+
+    def _keep_telling(self, model: str, ledger: LedgerActor) -> list[asyncio.Task[None]]:
+        """Start what exchanges usage, demand and the number of living replicas with the ledger."""
+        beside: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {
+            "usage": partial(self._meter.run, self._usage_ledger),
+            "floor": self._floor.run,
+            "quotas": partial(self._gate.quotas.follow, ledger, model, self._runner.holder),
+        }
+        return [asyncio.create_task(keep_running(name, run)) for name, run in beside.items()]
 
     async def _leave(self) -> None:
         """Stop harvesting as soon as Serve stops this replica; its chats end meanwhile."""
