@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, Route, expect
 
 from tests.real_server import RealServer
 from tests.serve.conftest import PATIENCE_MS, SHOTS
@@ -121,6 +121,25 @@ def test_a_job_is_submitted_watched_read_asked_about_and_retried(open_tab: Tab, 
     page.get_by_role("button", name=f"Remove {job}").click()
     page.get_by_role("button", name="Remove job").click()
     expect(page.locator("#job-list")).not_to_contain_text(job)
+    assert open_tab.faults == []
+
+
+def test_rows_of_a_job_that_is_removed_are_read_no_more(open_tab: Tab, server: RealServer, tmp_path: Path) -> None:
+    pq.write_table(pa.table({"text": ["One text."]}), tmp_path / "one.parquet")
+    job = server.submit(source={"uri": str(tmp_path / "one.parquet")}, max_tokens=4)["id"]
+    open_tab.expect_state(job, "completed")
+    page, reads = open_tab.page, list[Route]()
+
+    def hold(read: Route) -> None:
+        reads.append(read)
+
+    page.route("**/api/sql", hold)
+    page.get_by_role("link", name=job, exact=True).click()
+    expect(page.locator("#rows-note")).to_have_text("Reading")
+    page.get_by_role("button", name=f"Remove {job}").click()
+    page.get_by_role("button", name="Remove job").click()
+    expect(page.locator("#job-list")).not_to_contain_text(job)
+    assert [read.request.failure for read in reads] == ["net::ERR_ABORTED"], "the server would answer 400 to a read of a job that is gone"
     assert open_tab.faults == []
 
 

@@ -97,8 +97,8 @@ export async function refusal(answer) {
   return Object.assign(fault, { status: answer.status, wait_s: Number(answer.headers.get("retry-after")) || 0 });
 }
 
-export async function ask(method, path, body, parse = JSON.parse) {
-  const request = { method, headers: { accept: "application/json" } };
+export async function ask(method, path, body, parse = JSON.parse, signal) {
+  const request = { method, headers: { accept: "application/json" }, signal };
   if (body !== undefined) {
     request.body = JSON.stringify(body);
     request.headers["content-type"] = "application/json";
@@ -122,5 +122,5 @@ function exact(text) {
   return JSON.parse(text, (key, value, { source }) => (isInexact(source) ? JSON.rawJSON(source) : value));
 }
 
-export const sql = (query, limit) => ask("POST", "/api/sql", { query, limit }, exact);
+export const sql = (query, limit, signal) => ask("POST", "/api/sql", { query, limit }, exact, signal);
 export const quoted = (text) => `'${text.replaceAll("'", "''")}'`;

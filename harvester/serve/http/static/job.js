@@ -1,7 +1,7 @@
 // The page of one job, at #/jobs/ID: facts, results to take along, and its rows, those that failed first
 
 import { $, ENDED, ask, duration, hasKey, make, plural, quoted, reach, refusal, say, sql, whole } from "./base.js";
-import { clock, doneRows, jobs, may, timeLeft, took, verbButtons } from "./jobs.js";
+import { clock, doneRows, jobs, may, onRemoval, timeLeft, took, verbButtons } from "./jobs.js";
 import { offer } from "./query.js";
 import { dataTable } from "./tables.js";
 
@@ -9,7 +9,7 @@ const PAGE_ROWS = 25;
 const TECHNICAL = ["finish_reason", "prompt_tokens", "cached_tokens", "output_tokens", "preemptions", "attempts", "requests", "parts", "latency_ms", "truncated", "completed_at"];
 const AGAIN_MS = 3000; // between two readings of a job that the list lacks
 
-const opened = { id: null, from: 0, view: null, hasEnded: false, isGone: false, readAt: 0 };
+const opened = { id: null, from: 0, view: null, hasEnded: false, isGone: false, readAt: 0, reading: new AbortController() };
 
 function facts(view) {
   const tokens = `${whole(view.prompt_tokens)} of prompts, ${whole(view.output_tokens)} of answers`;
@@ -55,6 +55,7 @@ function describe() {
 // Called where the address names a job; null: it names none.
 export function openJob(id) {
   $("job").hidden = id === null;
+  opened.reading.abort();
   Object.assign(opened, { id, from: 0, view: null, hasEnded: false, isGone: false });
   if (id === null) return;
   say($("job-title"), id);
@@ -176,11 +177,14 @@ async function readRows() {
   const { id, from } = opened;
   if (id === null) return;
   const query = `select substr(columns(*)::varchar, 1, 600) from (select * from results(${quoted(id)}) order by status = 'error' desc, row_id limit ${PAGE_ROWS + 1} offset ${from})`;
+  opened.reading.abort();
+  opened.reading = new AbortController();
+  const { signal } = opened.reading;
   say($("rows-fault"), "");
   say($("rows-note"), "Reading");
   try {
-    const answer = await sql(query, PAGE_ROWS + 1);
-    if (opened.id !== id || opened.from !== from) return;
+    const answer = await sql(query, PAGE_ROWS + 1, signal);
+    if (signal.aborted) return;
     const hasMore = answer.rows.length > PAGE_ROWS;
     const told = arranged({ columns: answer.columns, rows: answer.rows.slice(0, PAGE_ROWS) });
     const table = dataTable(told, `Rows of ${id}, errors first, from row ${from + 1}`);
@@ -192,11 +196,18 @@ async function readRows() {
     $("rows-next").disabled = !hasMore;
     say($("rows-note"), told.rows.length ? `${whole(from + 1)} to ${whole(from + told.rows.length)}` : "No row is published yet");
   } catch (error) {
-    if (opened.id !== id || opened.from !== from) return;
+    if (signal.aborted) return;
     say($("rows-note"), "");
     say($("rows-fault"), error.message);
   }
 }
+
+// Rows that are still being read when their job is removed would be refused by the server.
+onRemoval((id) => {
+  if (opened.id !== id) return;
+  opened.reading.abort();
+  say($("rows-note"), "");
+});
 
 function turn(by) {
   opened.from = Math.max(0, opened.from + by);

@@ -185,10 +185,16 @@ function askToChange(verb, id) {
   $("confirm-no").focus();
 }
 
+let removing = () => {};
+export function onRemoval(then) {
+  removing = then;
+}
+
 async function change(verb, id) {
   const fault = $(location.hash.startsWith("#/jobs/") ? "rows-fault" : "job-fault");
   say(fault, "");
   const path = `/api/jobs/${encodeURIComponent(id)}`;
+  if (verb === "remove") removing(id);
   try {
     const view = await (verb === "remove" ? ask("DELETE", path) : ask("POST", `${path}/${verb}`));
     const entry = jobs.get(id);
