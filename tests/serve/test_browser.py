@@ -124,7 +124,8 @@ def test_a_job_is_submitted_watched_read_asked_about_and_retried(open_tab: Tab, 
     assert open_tab.faults == []
 
 
-def test_rows_of_a_job_that_is_removed_are_read_no_more(open_tab: Tab, server: RealServer, tmp_path: Path) -> None:
+def open_job_while_its_rows_are_held(open_tab: Tab, server: RealServer, tmp_path: Path) -> tuple[str, list[Route]]:
+    """Id of an ended job whose page is open, and the reads of its rows so far, none of which is answered."""
     pq.write_table(pa.table({"text": ["One text."]}), tmp_path / "one.parquet")
     job = server.submit(source={"uri": str(tmp_path / "one.parquet")}, max_tokens=4)["id"]
     open_tab.expect_state(job, "completed")
@@ -136,11 +137,31 @@ def test_rows_of_a_job_that_is_removed_are_read_no_more(open_tab: Tab, server: R
     page.route("**/api/sql", hold)
     page.get_by_role("link", name=job, exact=True).click()
     expect(page.locator("#rows-note")).to_have_text("Reading")
-    page.get_by_role("button", name=f"Remove {job}").click()
-    page.get_by_role("button", name="Remove job").click()
-    expect(page.locator("#job-list")).not_to_contain_text(job)
+    return job, reads
+
+
+def test_rows_of_a_job_that_is_removed_are_read_no_more(open_tab: Tab, server: RealServer, tmp_path: Path) -> None:
+    job, reads = open_job_while_its_rows_are_held(open_tab, server, tmp_path)
+    open_tab.page.get_by_role("button", name=f"Remove {job}").click()
+    open_tab.page.get_by_role("button", name="Remove job").click()
+    expect(open_tab.page.locator("#job-list")).not_to_contain_text(job)
     assert [read.request.failure for read in reads] == ["net::ERR_ABORTED"], "the server would answer 400 to a read of a job that is gone"
     assert open_tab.faults == []
+
+
+def test_rows_are_read_again_where_the_removal_is_refused(open_tab: Tab, server: RealServer, tmp_path: Path) -> None:
+    job, _ = open_job_while_its_rows_are_held(open_tab, server, tmp_path)
+    page = open_tab.page
+
+    def refuse(removal: Route) -> None:
+        removal.fulfill(status=409, json={"error": {"message": "Rows are in flight; try again."}})
+
+    page.unroute("**/api/sql")
+    page.route(f"**/api/jobs/{job}", refuse)
+    page.get_by_role("button", name=f"Remove {job}").click()
+    page.get_by_role("button", name="Remove job").click()
+    expect(page.locator("#rows-note")).to_have_text("1 to 1")
+    expect(page.locator("#rows-fault")).to_have_text("Rows are in flight; try again.")
 
 
 def test_the_picture_of_the_promise_is_there_again_after_a_reload(open_tab: Tab, server: RealServer, model: str) -> None:

@@ -9,7 +9,7 @@ const PAGE_ROWS = 25;
 const TECHNICAL = ["finish_reason", "prompt_tokens", "cached_tokens", "output_tokens", "preemptions", "attempts", "requests", "parts", "latency_ms", "truncated", "completed_at"];
 const AGAIN_MS = 3000; // between two readings of a job that the list lacks
 
-const opened = { id: null, from: 0, view: null, hasEnded: false, isGone: false, readAt: 0, reading: new AbortController() };
+const opened = { id: null, from: 0, view: null, hasEnded: false, isGone: false, readAt: 0, isReading: false, reading: new AbortController() };
 
 function facts(view) {
   const tokens = `${whole(view.prompt_tokens)} of prompts, ${whole(view.output_tokens)} of answers`;
@@ -56,7 +56,7 @@ function describe() {
 export function openJob(id) {
   $("job").hidden = id === null;
   opened.reading.abort();
-  Object.assign(opened, { id, from: 0, view: null, hasEnded: false, isGone: false });
+  Object.assign(opened, { id, from: 0, view: null, hasEnded: false, isGone: false, isReading: false });
   if (id === null) return;
   say($("job-title"), id);
   $("job-facts").replaceChildren();
@@ -179,6 +179,7 @@ async function readRows() {
   const query = `select substr(columns(*)::varchar, 1, 600) from (select * from results(${quoted(id)}) order by status = 'error' desc, row_id limit ${PAGE_ROWS + 1} offset ${from})`;
   opened.reading.abort();
   opened.reading = new AbortController();
+  opened.isReading = true;
   const { signal } = opened.reading;
   say($("rows-fault"), "");
   say($("rows-note"), "Reading");
@@ -200,13 +201,14 @@ async function readRows() {
     say($("rows-note"), "");
     say($("rows-fault"), error.message);
   }
+  opened.isReading = false;
 }
 
 // Rows that are still being read when their job is removed would be refused by the server.
 onRemoval((id) => {
-  if (opened.id !== id) return;
+  if (opened.id !== id || !opened.isReading) return () => {};
   opened.reading.abort();
-  say($("rows-note"), "");
+  return () => opened.id === id && readRows();
 });
 
 function turn(by) {

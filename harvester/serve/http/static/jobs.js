@@ -185,7 +185,8 @@ function askToChange(verb, id) {
   $("confirm-no").focus();
 }
 
-let removing = () => {};
+// Called before a job is removed; what it returns is called if it could not be.
+let removing = () => () => {};
 export function onRemoval(then) {
   removing = then;
 }
@@ -194,7 +195,7 @@ async function change(verb, id) {
   const fault = $(location.hash.startsWith("#/jobs/") ? "rows-fault" : "job-fault");
   say(fault, "");
   const path = `/api/jobs/${encodeURIComponent(id)}`;
-  if (verb === "remove") removing(id);
+  const goOn = verb === "remove" ? removing(id) : () => {};
   try {
     const view = await (verb === "remove" ? ask("DELETE", path) : ask("POST", `${path}/${verb}`));
     const entry = jobs.get(id);
@@ -211,6 +212,7 @@ async function change(verb, id) {
       listener(view);
     }
   } catch (error) {
+    goOn();
     say(fault, error.message);
   }
 }
