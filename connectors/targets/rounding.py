@@ -57,10 +57,14 @@ def first_change(connection: duckdb.DuckDBPyConnection, rows: str, table: str) -
 
 
 def give_types(connection: duckdb.DuckDBPyConnection, rows: str, table: str) -> None:
-    """Give columns of ``table`` that never had a value, and so no type, the type that they have in ``rows`` (a SELECT)."""
-    untyped = {name.lower() for name, kind in _kinds(connection, f"SELECT * FROM {table}") if _UNTYPED in kind}
+    """Give columns of ``table`` that never had a value, and so no type, the type that they have in ``rows`` (a SELECT).
+
+    A field of a struct and the elements of a list are given one too. What has a type keeps it, and so every value that is there.
+    """
+    untyped = {name.lower(): kind for name, kind in _kinds(connection, f"SELECT * FROM {table}") if _UNTYPED in kind}
     for name, kind in _kinds(connection, rows) if untyped else ():
-        if name.lower() in untyped and _UNTYPED not in kind:
+        pattern = re.escape(untyped.get(name.lower(), kind)).replace(_UNTYPED, ".+")
+        if name.lower() in untyped and _UNTYPED not in kind and re.fullmatch(pattern, kind):
             column = '"' + name.replace('"', '""') + '"'
             connection.execute(f"ALTER TABLE {table} ALTER COLUMN {column} TYPE {kind}")
 

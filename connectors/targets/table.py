@@ -26,6 +26,13 @@ PARTS_AT_ONCE = 64  # per transaction
 PATIENCE_S = 60.0  # for another process to close the file
 _POLL_S = 0.25
 _NOTES = "harvester_parts"
+_NOT_TAKEN = (
+    duckdb.BinderException,
+    duckdb.ConversionException,
+    duckdb.CatalogException,
+    duckdb.ConstraintException,
+    duckdb.DependencyException,  # a column of a table with an index cannot be given a type
+)
 _CREATE_NOTES = f"""
     CREATE TABLE IF NOT EXISTS {_NOTES} (
         table_name VARCHAR, job VARCHAR, part VARCHAR, edition VARCHAR, rows BIGINT, PRIMARY KEY (table_name, job, part)
@@ -122,7 +129,7 @@ class TableCopy(Closing):
             connection.execute("BEGIN")
             yield connection
             connection.execute("COMMIT")
-        except (duckdb.BinderException, duckdb.ConversionException, duckdb.CatalogException, duckdb.ConstraintException) as error:
+        except _NOT_TAKEN as error:
             raise self._refused(first_line(error)) from error
         except duckdb.Error as error:
             raise StorageError(f"cannot write {self._path}: {first_line(error)}; check the file and its disk") from error

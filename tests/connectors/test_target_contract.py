@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
@@ -361,6 +362,46 @@ def test_a_column_that_was_empty_in_the_first_job_takes_the_type_of_the_next(tmp
         found = connection.sql("select row_id, note, tags from done order by row_id")
         assert [str(kind) for kind in found.types] == ["BIGINT", "BIGINT", "VARCHAR[]"]
         assert found.fetchall() == [(0, None, [None]), (1, 5, ["new"]), (2, None, [None]), (3, 6, None)]
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "kind"),
+    [
+        ({"price": 1.5, "note": None}, {"price": 2.5, "note": "x"}, "STRUCT(price DOUBLE, note VARCHAR)"),
+        ({"price": 1.5, "note": None}, {"price": 2, "note": "x"}, None),
+        ({"lang": "en", "score": None}, {"score": 5}, None),
+    ],
+    ids=["one empty field", "another type", "a field less"],
+)
+def test_a_struct_with_an_empty_field_keeps_the_values_of_the_job_before(
+    tmp_path: Path, first: dict[str, Any], then: dict[str, Any], kind: str | None
+) -> None:
+    """``kind``: of the column afterwards; None: the later job is refused."""
+    for number, meta in enumerate((first, then)):
+        sink = PartsSink(tmp_path / f"parts-{number}")
+        sink.write("part-000000", pa.table({"row_id": [number], "output": ["x"], "meta": [meta]}), {})
+        with (
+            TargetName.of(f"{tmp_path}/out.duckdb:done").open(f"docs-{number}") as target,
+            pytest.raises(StorageError, match="does not take the results of job docs-1") if number and kind is None else nullcontext(),
+        ):
+            target.update(sink.parts(), is_final=True)
+    with duckdb.connect(tmp_path / "out.duckdb") as connection:
+        found = connection.sql("select meta from done order by row_id")
+        assert found.fetchall() == [(first,)] + ([(then,)] if kind else [])
+        assert kind in (None, str(found.types[0]))
+
+
+def test_an_indexed_table_whose_column_was_empty_is_refused_in_words_of_the_table(tmp_path: Path) -> None:
+    for number, note in enumerate((pa.nulls(1), pa.array([5]))):
+        sink = PartsSink(tmp_path / f"parts-{number}")
+        sink.write("part-000000", pa.table({"row_id": [number], "output": ["x"], "note": note}), {})
+        with (
+            TargetName.of(f"{tmp_path}/out.duckdb:done").open(f"docs-{number}") as target,
+            pytest.raises(StorageError, match=r"table done of .* does not take the results of job docs-1") if number else nullcontext(),
+        ):
+            target.update(sink.parts(), is_final=True)
+        with duckdb.connect(tmp_path / "out.duckdb") as connection:
+            connection.execute("CREATE INDEX IF NOT EXISTS by_row ON done(row_id)")
 
 
 @pytest.mark.parametrize("name", ["sales", "memory", "my.sales", 'sales "new"'])
