@@ -54,7 +54,7 @@ def test_the_error_of_the_process_that_failed_is_found(lines: list[str], said: s
 def test_the_error_is_found_in_lines_for_machines_too(log: Path) -> None:
     lines, logger = StringIO(), logging.Logger("vllm.v1.engine.core")
     handler = logging.StreamHandler(lines)
-    handler.setFormatter(JsonFormatter())
+    handler.setFormatter(JsonFormatter("%(levelname)s %(message)s"))
     logger.addHandler(handler)
     for message in ("the first", "No available memory for the cache blocks."):
         try:
@@ -65,8 +65,12 @@ def test_the_error_is_found_in_lines_for_machines_too(log: Path) -> None:
         raise RuntimeError(DIED)
     except RuntimeError:
         logger.exception("WorkerProc failed.")
+    try:
+        raise ImportError("libcudart.so.12: cannot open shared object file")
+    except ImportError:
+        logger.warning("Module deep_gemm was found but failed to import.", exc_info=True)
     told = [f"(EngineCore pid=1) {line}" for line in lines.getvalue().splitlines()]
-    assert len(told) == 3
+    assert len(told) == 4
     log.write_text("\n".join([*told, '{"exc_info": 1}', '{"exc_info"', '["exc_info"]']), encoding="utf-8")
     found = nodes.last_error()
     assert found is not None

@@ -49,8 +49,10 @@ def _errors(log: str) -> Iterator[str]:
         if (found := _ERROR.search(line)) is not None:
             yield found[1]
         elif '"exc_info"' in line:
-            with suppress(ValueError, TypeError, KeyError):  # another program's line
-                yield from _RAISED.findall(json.loads(line[line.index("{") :])["exc_info"])
+            with suppress(ValueError, TypeError, KeyError, AttributeError):  # another program's line
+                told = json.loads(line[line.index("{") :])
+                if told.get("levelname", "ERROR") in ("ERROR", "CRITICAL"):  # vLLM warns with exceptions too, of modules it can do without
+                    yield from _RAISED.findall(told["exc_info"])
 
 
 def root_cause() -> str | None:
