@@ -13,6 +13,7 @@ from harvester.config import ServeConfig
 from harvester.errors import OwnerError, StateError, StorageError
 from jobs.config import HarvestConfig
 from jobs.ledger.ledger import Ledger
+from jobs.ledger.store.place import ledger_place
 from jobs.spec import JobPlan, LeaseProgress
 from jobs.storage.folder import StateFolder
 from jobs.storage.hold import repairing
@@ -39,6 +40,18 @@ def started(path: Path, monkeypatch: pytest.MonkeyPatch, *, again: bool, takes_o
     monkeypatch.setattr("ray.get_runtime_context", lambda: SimpleNamespace(was_current_actor_reconstructed=again))
     settings = ledger_host.LedgerSettings.of(ServeConfig(harvest=HarvestConfig(lease_s=LEASE_S)), StateFolder(path))
     return ledger_host.LedgerHost(settings, takes_over=takes_over)
+
+
+def test_the_actor_of_an_earlier_build_is_started_again_with_the_arguments_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: ManualClock
+) -> None:
+    started(tmp_path, monkeypatch, again=False).submit(scripted_plan("docs", 16, 4), True)
+    config = ServeConfig()
+    given = (str(tmp_path), ledger_place(StateFolder(tmp_path)), LEASE_S, config.deadlines, config.logs, None, "its digest")
+    monkeypatch.setattr("ray.get_runtime_context", lambda: SimpleNamespace(was_current_actor_reconstructed=True))
+    host = ledger_host.LedgerHost(*given)
+    assert host.digest() == "its digest"
+    assert [view.id for view in host.call("jobs", ())] == ["docs"]
 
 
 def test_holders_that_waited_for_a_busy_ledger_keep_their_leases(

@@ -59,6 +59,12 @@ class LedgerSettings(Frozen):
             storage=config.storage,
         )
 
+    @classmethod
+    def of_earlier(cls, state: str, *given: Any) -> tuple[Self, tuple[Any, ...]]:
+        """The settings of an actor that an earlier build started, and what was given after them."""
+        named = dict(zip(("place", "lease_s", "deadlines", "logs", "storage"), given, strict=False))
+        return cls(state=Path(state), **named), given[len(named) :]
+
 
 class LedgerHost:
     """The actor. Calls arrive one at a time. A restarted actor, or one that takes over, opens the ledger again and continues.
@@ -67,8 +73,14 @@ class LedgerHost:
     an actor whose constructor failed. A ledger that was replaced by another tells every caller so, and decides nothing any more.
     """
 
-    def __init__(self, settings: LedgerSettings, digest: str = "", *, takes_over: bool = False) -> None:
-        """``digest``: of what it is started with. ``takes_over``: from an actor with another digest, whose leases go on."""
+    def __init__(self, settings: LedgerSettings | str, *given: Any, takes_over: bool = False) -> None:
+        """``given``: the digest of what it is started with. ``takes_over``: from an actor with another digest, whose leases go on.
+
+        Ray starts the actor of an earlier build again with its own arguments: the folder, and the other settings one by one.
+        """
+        if isinstance(settings, str):
+            settings, given = LedgerSettings.of_earlier(settings, *given)
+        digest = given[0] if given else ""
         lower_priority()
         keep_private()
         again = ray.get_runtime_context().was_current_actor_reconstructed
