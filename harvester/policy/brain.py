@@ -29,7 +29,7 @@ from harvester.policy.step.batch import Batch, batch_of
 from harvester.policy.step.freed import at, newest_offline, without
 from harvester.policy.step.guarantee import MAX_TRIED, first_rows, in_turn, led, no_rows, owed
 from harvester.policy.step.plan import plan_step
-from harvester.policy.step.preempt import best_step_s, detect_s
+from harvester.policy.step.preempt import PLANNED_SLOWDOWN, best_step_s, detect_s
 from harvester.policy.step.share import PROMPTS_PER_STEP
 from harvester.policy.step.view import Owed, StepPlan, StepView
 from harvester.policy.view import EngineView, Plan, PolicyConfig
@@ -50,7 +50,7 @@ class Brain:
         self._online: set[str] = set()  # requests that have not ended
         self._online_at_s = -math.inf  # when an online request was last open
         self._gave_way: set[str] = set()  # offline rows whose KV was last taken for chat
-        self._alone = ChatAlone(config.max_slowdown)
+        self._alone = ChatAlone(config.max_slowdown, PLANNED_SLOWDOWN)
         self._fresh = 1.0  # average share of an admitted offline row's tokens that is computed, not cached
         self._chat_fresh = 1.0  # the same of an online request
         self._chat_own = 1.0  # average share of an admitted online request's KV blocks that no request held before
@@ -75,6 +75,11 @@ class Brain:
         return self._alone.times
 
     @property
+    def chat_fresh(self) -> float:
+        """Average share of an admitted chat's prompt that is computed, and not found in the prefix cache."""
+        return self._chat_fresh
+
+    @property
     def online(self) -> int:
         """How many online requests have not ended."""
         return len(self._online)
@@ -85,7 +90,7 @@ class Brain:
             self._parts.offline.add(request)
         elif request.name not in self._online:
             self._online.add(request.name)
-            known = self._predicted.of(request, self._parts.model)
+            known = self._predicted.of(request, self._parts.model, self._chat_fresh)
             self._parts.online.arrive(known, now_s)
             self._alone.arrive(request.name, known.prefill_s, request.arrived_s)
             self._rate.arrival(now_s)
@@ -252,6 +257,7 @@ class Brain:
             groups=view.groups,
             waiting_unpromised=view.waiting.unpromised,
             debt_s=self._alone.debt_s(now_s) if self._online else 0.0,
+            saved_s=self._alone.saved_s if self._online else 0.0,
             gap_s=parts.gaps.allowed_s(view.running, now_s) if self._online else None,
         )
 

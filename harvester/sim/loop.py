@@ -172,7 +172,8 @@ class Simulation:
                 return None
             prompt_s = model.bound(StepLoad.prefill(request.prompt_tokens)) if model.ready else 0.0
             step_s = model.predict(StepLoad(seqs=1))
-            arrival = Arrival(prompt_s, request.ttft_s, 0.0, engine.max_ttft_delay_fraction, step_s, engine.max_slowdown)
+            alone_s = model.predict(StepLoad.prompt(request.prompt_tokens, self._brain.chat_fresh)) if model.ready else 0.0
+            arrival = Arrival(prompt_s, request.ttft_s, 0.0, engine.max_ttft_delay_fraction, step_s, engine.max_slowdown, alone_s)
             flight = Flight(1, True, self.now_s, estimate_s, not plan.alone, plan.tpot_s)
             if not request.offline and first_to_end([flight], request.arrival_s, arrival) is not None:
                 end_s = self.now_s + math.ceil((request.arrival_s - self.now_s) / stretch_s) * stretch_s

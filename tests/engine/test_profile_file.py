@@ -48,7 +48,7 @@ class World:
     def step(self, number: int, now_s: float) -> int:
         """How often the file was written when this step was learnt from."""
         self.now_s = now_s
-        self.report.learnt(self.profile, Step(number, None, 1, False, 0.0, 0.0), LengthPredictor())  # type: ignore[arg-type]
+        self.report.learnt(self.profile, Step(number, None, 1, False, 0.0, 0.0), LengthPredictor(), 1.0)  # type: ignore[arg-type]
         return self.profile.saves
 
 

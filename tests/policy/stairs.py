@@ -82,5 +82,8 @@ class Knower(LatencyModel):
     def predict(self, load: StepLoad) -> float:
         return self._cost(load)
 
+    def knows(self, load: StepLoad) -> bool:
+        return True
+
     def observe(self, load: StepLoad, seconds: float) -> None:
         """It has nothing to learn."""

@@ -153,7 +153,7 @@ def test_a_step_that_chat_decodes_in_goes_on_where_the_arrival_can_wait() -> Non
 
 @pytest.mark.parametrize(("ran_s", "ends"), [(0.36, False), (0.34, True)], ids=["a short wait", "a long one"])
 def test_an_arrival_without_an_slo_waits_for_at_most_a_share_of_its_own_step(ran_s: float, ends: bool) -> None:
-    arrival = Arrival(prompt_s=0.2, ttft_slo_s=math.inf, max_slowdown=1.25)
+    arrival = Arrival(prompt_s=9.0, ttft_slo_s=math.inf, max_slowdown=1.25, alone_s=0.2)
     assert (first_to_end([STEP], 10.0 + ran_s, arrival) == 7) is ends
 
 

@@ -133,7 +133,7 @@ class Reporting:
             shared.add(Count.DETECT_S, max(0.0, shared[Field.ENDED_AT_S] - from_s))
             shared.add(Count.DETECTED, 1)
 
-    def learnt(self, profile: Profile, step: Step, predictor: LengthPredictor) -> None:
+    def learnt(self, profile: Profile, step: Step, predictor: LengthPredictor, chat_fresh: float) -> None:
         """Publish the latency model and the accuracy of predicted lengths now and then. Write the profile when asked, or when it is old."""
         shared = self._shared
         if shared is None or step.number is None:
@@ -150,6 +150,7 @@ class Reporting:
         model = profile.model
         for place, value in enumerate(model.coefficients):
             shared[Field.MODEL + place] = value
+        shared[Field.CHAT_FRESH] = chat_fresh
         shared[Field.MARGIN], shared[Field.READY] = model.margin, float(model.ready)
         for count, value in zip((Count.ERROR_P50, Count.ERROR_P99), model.error(), strict=True):
             shared.set(count, value)

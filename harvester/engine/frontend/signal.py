@@ -34,7 +34,8 @@ class ArrivalSignal:
             return False
         now_s = time.monotonic()
         prompt_s, step_s = self.bound_s(StepLoad.prefill(prompt_tokens)), self.bound_s(StepLoad(seqs=1))
-        arrival = Arrival(prompt_s, ttft_slo_s, waited_s, self._max_ttft_delay_fraction, step_s, self._max_slowdown)
+        alone_s = self._predicted_s(StepLoad.prompt(prompt_tokens, self._shared[Field.CHAT_FRESH]))
+        arrival = Arrival(prompt_s, ttft_slo_s, waited_s, self._max_ttft_delay_fraction, step_s, self._max_slowdown, alone_s)
         first = first_to_end(steps, now_s, arrival)
         if first is None:
             return False
@@ -43,7 +44,10 @@ class ArrivalSignal:
 
     def bound_s(self, load: StepLoad) -> float:
         """P99 time of a step with this load; 0 until the latency model is ready."""
+        return self._shared[Field.MARGIN] * self._predicted_s(load)
+
+    def _predicted_s(self, load: StepLoad) -> float:
         if not self._shared[Field.READY]:
             return 0.0
         coefficients = [self._shared[Field.MODEL + place] for place in range(FEATURES)]
-        return self._shared[Field.MARGIN] * predict_with(coefficients, load, self._graphs)
+        return predict_with(coefficients, load, self._graphs)

@@ -49,6 +49,7 @@ class Field(IntEnum):
     PLACES = 16  # worker 0: layers at which a safepoint can stand; 0: no step can end early
     YIELD_UNTIL_S = 17  # front end: until when offline work stands still, because chat waits too long
     KV_BLOCKS = 18  # engine core: those of all requests together; 0: `Field.HELD_BLOCKS` is not told
+    CHAT_FRESH = 19  # engine core: average share of a chat's prompt that is computed, and not found in the prefix cache
     MODEL = 24  # engine core: the first coefficient of the latency model
     COUNTERS = 40  # engine core: the first field of `Count`
     STEPS_S = 120  # engine core: seconds of the last `RING` steps of offline work alone, a ring

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
 MIN_STALE = 64  # heap entries of requests that are awaited no more; fewer are not worth a rebuild
+MAX_SAVED = 0.3  # of a step's time alone: most that later steps may use of what a step was not stretched, or has to make up for
 RECENT = 8  # latest arrivals, of which the shortest prompt counts
 
 
@@ -46,11 +47,14 @@ class ChatAlone:
 
     ``max_slowdown``: maximum time of a first token, as a multiple of its time without batch work; None: no bound. ``prefill_s``: predicted
     time of the shortest prompt of the last arrivals; None before the first. A mean would be dominated by one long prompt among many short.
+    ``saved_s``: by how much the last steps with chat were stretched less than ``planned`` (a share) of the slowdown allows; negative: more.
     """
 
-    def __init__(self, max_slowdown: float | None = None) -> None:
+    def __init__(self, max_slowdown: float | None = None, planned: float = 1.0) -> None:
         self.times = ChatTimes()
+        self.saved_s = 0.0
         self._more = None if max_slowdown is None else max_slowdown - 1.0
+        self._planned = planned
         self.prefill_s: float | None = None
         self._prefills_s: deque[float] = deque(maxlen=RECENT)
         self._awaited: dict[str, _Awaited] = {}
@@ -87,6 +91,9 @@ class ChatAlone:
         ``first_tokens``: requests that got their first token. ``gaps``: number of online requests that got a further token.
         """
         delay = max(0.0, seconds - alone_s) / seconds if seconds > 0.0 else 0.0  # per second of the step
+        if self._more is not None:
+            most_s, unused_s = MAX_SAVED * alone_s, self._planned * self._more * alone_s - delay * seconds
+            self.saved_s = min(most_s, max(-most_s, self.saved_s + unused_s))
         self._last = now_s - seconds, now_s, delay
         if self._awaited:
             self._busy_delay_s += delay * seconds

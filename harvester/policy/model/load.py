@@ -45,6 +45,12 @@ class StepLoad(NamedTuple):
         return cls(tokens, tokens * (context + tokens / 2), 0, 0, 1) if tokens > 0 else cls()
 
     @classmethod
+    def prompt(cls, tokens: int, fresh: float) -> StepLoad:
+        """A whole prompt of ``tokens``, at least 1, of which the last ``fresh`` (a share) is computed, and the rest is found in a cache."""
+        computed = max(1, round(fresh * tokens))
+        return cls.prefill(computed, tokens - computed)
+
+    @classmethod
     def decode(cls, context: int) -> StepLoad:
         """One sequence that makes one token with ``context`` tokens before it."""
         return cls(0, 0.0, 1, context, 1)

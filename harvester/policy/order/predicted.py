@@ -26,13 +26,16 @@ class PredictedRequests:
         self.predictor = LengthPredictor()
         self._asked: dict[str, _Asked] = {}
 
-    def of(self, request: OnlineRequest, model: LatencyModel) -> OnlineRequest:
-        """``request`` with the predicted length of its answer, unless it has one, and the predicted times of its prompt and of a token."""
+    def of(self, request: OnlineRequest, model: LatencyModel, fresh: float = 1.0) -> OnlineRequest:
+        """``request`` with the predicted length of its answer, unless it has one, and the predicted times of its prompt and of a token.
+
+        ``fresh``: expected share of the prompt that is computed, and not found in the prefix cache.
+        """
         predicted = self.predictor.predict(request.kind, request.prompt_tokens)
         self._asked[request.name] = _Asked(request.kind, request.prompt_tokens, predicted)
         known = (tokens for tokens in (request.expected_tokens, predicted.median) if tokens is not None)
         expected = max(1, min(next(known, request.max_tokens), request.max_tokens))
-        prefill_s = model.predict(StepLoad.prefill(request.prompt_tokens))
+        prefill_s = model.predict(StepLoad.prompt(request.prompt_tokens, fresh))
         token_s = model.predict(StepLoad.decode(request.prompt_tokens))
         return replace(request, expected_tokens=expected, prefill_s=prefill_s, token_s=token_s)
 

@@ -28,10 +28,10 @@ class Flight:
 class Arrival:
     """An online request that has just come.
 
-    ``prompt_s``: time of the step that will compute its prompt. ``waited_s``: since it reached the server.
+    ``prompt_s``: P99 time of a step that computes its whole prompt. ``waited_s``: since it reached the server.
     ``max_ttft_delay_fraction``: share of ``ttft_slo_s`` that it may wait for steps of offline work.
     ``step_s``: fixed cost of a step, without its tokens. ``max_slowdown``: bound without a TTFT SLO: its wait for offline work plus its own
-    step may take so many times as long as that step.
+    step may take so many times as long as that step, which is expected to take ``alone_s``: without what is found in the prefix cache.
     """
 
     prompt_s: float
@@ -40,6 +40,7 @@ class Arrival:
     max_ttft_delay_fraction: float = 1.0
     step_s: float = 0.0
     max_slowdown: float | None = None
+    alone_s: float = 0.0
 
     def is_in_time(self, wait_s: float) -> bool:
         """Whether it can wait ``wait_s`` more for the steps before its own.
@@ -47,7 +48,7 @@ class Arrival:
         `max_ttft_delay_fraction` protects later arrivals: one that has time to wait may be the first of a burst, whose last then lacks it.
         """
         if self.ttft_slo_s == math.inf:
-            return self.max_slowdown is None or wait_s <= (self.max_slowdown - 1.0) * self.prompt_s
+            return self.max_slowdown is None or wait_s <= (self.max_slowdown - 1.0) * self.alone_s
         return wait_s <= self.max_ttft_delay_fraction * self.ttft_slo_s and self.waited_s + wait_s + self.prompt_s <= self.ttft_slo_s
 
 

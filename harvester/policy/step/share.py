@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
+from harvester.policy.model.alone import MAX_SAVED
 from harvester.policy.model.latency import LatencyModel
 from harvester.policy.model.load import StepLoad
 from harvester.policy.step.batch import Batch
-from harvester.policy.step.budget import Prompts, longest_decode, offline_budget
+from harvester.policy.step.budget import Prompts, StepBudget, longest_decode, offline_budget
 from harvester.policy.step.guarantee import stretched_s
 from harvester.policy.step.slo import Online, added_s, online_work
 from harvester.policy.step.view import StepPlan, StepView
 from harvester.policy.view import PolicyConfig
 
 MIN_CHUNK = 64  # tokens
+SPENT_FROM = 0.25  # of a step's time alone, saved by the steps before it: enough for one that fits more
 PROMPTS_PER_STEP = 16  # most offline prompts in a step beside online work
 
 Space = tuple[int, int]
@@ -102,22 +104,22 @@ def _prompts(view: StepView, prefills: Sequence[int], drafted: int, slots: int) 
 
 def _budgeted(view: StepView, batch: Batch, config: PolicyConfig, model: LatencyModel, step_s: float, space: Space) -> StepPlan:
     running, online = view.running, online_work(view, batch, config, model)
-    load, alone_s = online.load, model.predict(online.load)
+    load, alone_s, decodes_s = online.load, model.predict(online.load), model.predict(online.decodes)
     # `offline_budget` uses the margin over all steps, short ones included: convert the limit to the margin of this length.
     step_s *= model.margin / model.margin_at(step_s) if step_s < math.inf else 1.0
-    step_s = min(step_s, model.margin * (alone_s + added_s(view, batch, config, alone_s, model.predict(online.decodes))))
-    if not (model.ready and model.knows(load)) and _is_unpromised(view, batch, config):
-        step_s = -1.0  # the time of chat alone is not known: a step of chat alone will tell
-    step_s = stretched_s(step_s, view, model.margin * alone_s)
-    longest = longest_decode(model, load, step_s)  # a decode that fits in no step beside chat must not keep the others out
-    decodes, contexts = batch.decodes, batch.contexts
-    sums: Sequence[int] | None = batch.context_sums
-    if longest < math.inf and contexts and max(contexts) > longest:
-        decodes = [i for i, context in zip(decodes, contexts, strict=True) if context <= longest]
-        contexts, sums = [running[i].context for i in decodes], None
     prefills, drafted = _drafted_first(view, batch)
-    prompts = _prompts(view, prefills, drafted, space[0])
-    budget = offline_budget(model, load, step_s, contexts, prompts, _max_tokens(view, config, model, load) - load.tokens, sums)
+    prompts, max_tokens = _prompts(view, prefills, drafted, space[0]), _max_tokens(view, config, model, load) - load.tokens
+
+    def fitting(saved_s: float) -> _Fit:
+        limit_s = min(step_s, model.margin * (alone_s + added_s(view, batch, config, alone_s, decodes_s, saved_s)))
+        if not (model.ready and model.knows(load)) and _is_unpromised(view, batch, config):
+            limit_s = -1.0  # the time of chat alone is not known: a step of chat alone will tell
+        return _fit(view, batch, model, load, stretched_s(limit_s, view, model.margin * alone_s), prompts, max_tokens)
+
+    fit = fitting(0.0)
+    if view.saved_s >= SPENT_FROM * alone_s > 0.0 and not (batch.first_tokens or view.online_waiting) and fit.stands_still(batch, prompts):
+        fit = fitting(min(view.saved_s, MAX_SAVED * alone_s))
+    decodes, budget = fit
     run, tokens = decodes[: budget.decodes], budget.tokens
     if view.online_waiting or online.prompt_tokens is not None:
         run += prefills[: min(drafted, prompts.count(budget.prefill_tokens))]
@@ -134,6 +136,29 @@ def _budgeted(view: StepView, batch: Batch, config: PolicyConfig, model: Latency
         chosen = frozenset(run)
         pause = tuple([i for i in (*batch.decodes, *batch.prefills) if i not in chosen])
     return StepPlan((*batch.online, *run), pause, (), _whole(view, batch, online, tokens), *space, offline_tokens=tokens)
+
+
+class _Fit(NamedTuple):
+    """What fits a step beside chat. ``decodes``: places of those not too long for it; ``budget``: how many of them, and prompt tokens."""
+
+    decodes: list[int]
+    budget: StepBudget
+
+    def stands_still(self, batch: Batch, prompts: Prompts) -> bool:
+        """Whether work is left out that fits in no such step: a long decode, or, though all decodes fit, the first prompt token."""
+        if len(self.decodes) < len(batch.decodes):
+            return True
+        return self.budget.prefill_tokens == 0 and self.budget.decodes == len(self.decodes) and len(prompts) > 0
+
+
+def _fit(view: StepView, batch: Batch, model: LatencyModel, load: StepLoad, step_s: float, prompts: Prompts, max_tokens: int) -> _Fit:
+    longest = longest_decode(model, load, step_s)  # a decode that fits in no step beside chat must not keep the others out
+    decodes, contexts = batch.decodes, batch.contexts
+    sums: Sequence[int] | None = batch.context_sums
+    if longest < math.inf and contexts and max(contexts) > longest:
+        decodes = [i for i, context in zip(decodes, contexts, strict=True) if context <= longest]
+        contexts, sums = [view.running[i].context for i in decodes], None
+    return _Fit(decodes, offline_budget(model, load, step_s, contexts, prompts, max_tokens, sums))
 
 
 def _whole(view: StepView, batch: Batch, online: Online, offline_tokens: int) -> int | None:

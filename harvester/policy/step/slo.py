@@ -47,7 +47,7 @@ def first_token_slack_s(view: StepView, batch: Batch) -> float:
     return min(batch.due_s, view.waiting_due_s if view.online_waiting else math.inf) - view.now_s
 
 
-def added_s(view: StepView, batch: Batch, config: PolicyConfig, alone_s: float, decodes_s: float) -> float:
+def added_s(view: StepView, batch: Batch, config: PolicyConfig, alone_s: float, decodes_s: float, saved_s: float = 0.0) -> float:
     """Seconds that offline work may add to a step. ``alone_s``: time of its online work; ``decodes_s``: the same without prompts.
 
     An arrival waits for the end of a step in which chat decodes. So the step grows by at most a share of the TTFT SLO: by half of that
@@ -56,11 +56,12 @@ def added_s(view: StepView, batch: Batch, config: PolicyConfig, alone_s: float, 
     A step with prompts of chat grows to the same length and no further. Such steps follow each other in a burst of chat, and the last
     request of the burst waits for what each of them adds.
 
-    Where chat has no SLO, every step grows by a share of its time without offline work: `PolicyConfig.max_slowdown`.
+    Where chat has no SLO, every step grows by a share of its time without offline work: `PolicyConfig.max_slowdown`. ``saved_s``: what it
+    may use of the share of steps before it.
     """
     unpromised_s = math.inf
     if config.max_slowdown is not None and (batch.unpromised or view.waiting_unpromised or view.returning_tokens):
-        unpromised_s = max(0.0, PLANNED_SLOWDOWN * (config.max_slowdown - 1.0) * alone_s - view.debt_s)
+        unpromised_s = max(0.0, PLANNED_SLOWDOWN * (config.max_slowdown - 1.0) * alone_s + saved_s - view.debt_s)
     return min(unpromised_s, _promised_s(config, alone_s, decodes_s))
 
 

@@ -61,6 +61,7 @@ class StepView:
     ranks: Mapping[str, int] = field(default_factory=dict)  # of online requests: who goes first
     waiting_unpromised: bool = False  # one of the waiting online requests has no TTFT SLO
     debt_s: float = 0.0  # seconds by which the delay of chat without an SLO exceeds the allowed one
+    saved_s: float = 0.0  # seconds by which the last steps with such chat were stretched less than planned, up to a bound
     gap_s: float | None = None  # seconds until the next token of chat is due; None: the strictest TPOT SLO holds
     freeing: Callable[[], Freeing] = unshared  # see `harvester.policy.view.EngineView`
     max_waited: int = 0  # KV blocks that the step may wait for while victims save them

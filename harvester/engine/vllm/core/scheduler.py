@@ -257,7 +257,7 @@ class HarvestScheduling(Stock):
         """Learn from the answered steps, while the next one runs."""
         for step, seconds, now_s in self._answered:
             self._brain.observe(step.ran, seconds, now_s)
-            self._report.learnt(self._profile, step, self._brain.predictor)
+            self._report.learnt(self._profile, step, self._brain.predictor, self._brain.chat_fresh)
         self._answered.clear()
 
     def _cover(self, now_s: float) -> None:
