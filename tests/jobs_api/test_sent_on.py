@@ -46,6 +46,10 @@ class Further:
         async def model() -> dict[str, Any]:
             return {"id": "small"}
 
+        @app.get("/models/asleep/v1/{path:path}")
+        async def asleep(path: str) -> JSONResponse:
+            return JSONResponse({"error": {"message": "the model is not loaded while nobody uses it"}}, 503)
+
         self.port = free_port()
         self._server = uvicorn.Server(uvicorn.Config(app, "127.0.0.1", self.port, log_level="error"))
         self._thread = threading.Thread(target=self._server.run, daemon=True)
@@ -130,11 +134,17 @@ async def test_a_refusal_comes_back_as_the_other_application_said_it(further: Fu
     assert (answer.status_code, answer.json()) == (400, {"error": {"message": "wrong"}})
 
 
-async def test_all_models_are_listed_and_one_that_does_not_answer_is_left_out(further: Further) -> None:
-    async with door(further, lost="http://127.0.0.1:9/models/lost") as http:
-        assert [one["id"] for one in (await http.get("/v1/models")).json()["data"]] == ["big", "small"]
+async def test_all_models_are_listed_also_those_without_a_replica(further: Further) -> None:
+    places = {"asleep": f"http://127.0.0.1:{further.port}/models/asleep", "lost": "http://127.0.0.1:9/models/lost"}
+    async with door(further, **places) as http:
+        listed = (await http.get("/v1/models")).json()["data"]
+        assert [one["id"] for one in listed] == ["big", "small", "asleep", "lost"]
+        assert all((one["object"], one["owned_by"]) == ("model", "vllm") for one in listed[2:])
         assert (await http.get("/v1/models/small")).json() == {"id": "small"}
         assert (await http.get("/v1/models/big")).json() == {"id": "big"}
+        for name in places:
+            answer = await http.get(f"/v1/models/{name}")
+            assert (answer.status_code, answer.json()["id"]) == (200, name)
 
 
 async def test_the_refusal_of_an_unknown_model_names_all_that_there_are(further: Further) -> None:

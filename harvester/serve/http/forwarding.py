@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Mapping, MutableMapping
 from contextlib import suppress
 from typing import Any
@@ -23,7 +24,7 @@ from harvester.serve.reach import url_here
 from harvester.serve.refusals import answer_of
 
 CONNECT_S = 5.0
-LIST_S = 2.0  # timeout for the model list of another application
+LIST_S = 2.0  # timeout for what another application says of its models
 MODELS = "/v1/models"
 # Headers of a connection, not of a message. `accept-encoding` stays, so that an answer is forwarded as it comes.
 _OWN = frozenset({b"host", b"content-length", b"connection", b"transfer-encoding", b"keep-alive"})
@@ -77,27 +78,31 @@ class ModelForwarder:
         return route is not None and not route.is_streamed
 
     async def _list(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The first model's list, and those of the others that answer."""
+        """The first model's list, and those of all others."""
         status, own = await _answer(self._app, scope, receive)
         if status != 200:
             await JSONResponse(own, status)(scope, receive, send)
             return
-        told = await asyncio.gather(*(self._listed(place, scope) for place in self._places.values()), return_exceptions=True)
-        own["data"] = [*own.get("data", []), *(one for found in told if not isinstance(found, BaseException) for one in found)]
+        told = await asyncio.gather(*(self._told(name, MODELS, {"data": [_card(name)]}, scope) for name in self._places))
+        own["data"] = [*own.get("data", []), *(card for found in told for card in found["data"])]
         await JSONResponse(own)(scope, receive, send)
 
     async def _show(self, name: str, path: str, scope: Scope, receive: Receive, send: Send) -> None:
         if name in self._places:
-            await self._send_on(name, path, b"", scope, receive, send)
+            await JSONResponse(await self._told(name, path, _card(name), scope))(scope, receive, send)
             return
         status, own = await _answer(self._app, scope, receive)
         if status == 404 and isinstance(own.get("error"), dict):  # its message names its own models: add the others
             own["error"]["message"] = ", ".join([str(own["error"].get("message", "")), *self._places])
         await JSONResponse(own, status)(scope, receive, send)
 
-    async def _listed(self, place: str, scope: Scope) -> list[Any]:
-        answer = await self._http.get(f"{place}{MODELS}", headers=_headers(scope), timeout=LIST_S)
-        return list(answer.raise_for_status().json()["data"])
+    async def _told(self, name: str, path: str, otherwise: dict[str, Any], scope: Scope) -> dict[str, Any]:
+        """What the model's application answers to a GET; ``otherwise`` where it gives none: the model sleeps, or is starting."""
+        try:
+            answer = await self._http.get(f"{self._places[name]}{path}", headers=_headers(scope), timeout=LIST_S)
+            return dict(answer.raise_for_status().json())
+        except httpx.HTTPError:
+            return otherwise
 
     async def _send_on(self, name: str, path: str, body: bytes, scope: Scope, receive: Receive, send: Send) -> None:
         answering = asyncio.create_task(self._pass(name, path, body, scope, receive, send))
@@ -135,6 +140,11 @@ class ModelForwarder:
 
 def _headers(scope: Scope) -> list[tuple[bytes, bytes]]:
     return [(name, value) for name, value in scope["headers"] if name not in _OWN]
+
+
+def _card(name: str) -> dict[str, Any]:
+    """A model in OpenAI's list, as far as its name tells."""
+    return {"id": name, "object": "model", "created": int(time.time()), "owned_by": "vllm"}
 
 
 def _model(body: bytes) -> str | None:
