@@ -59,19 +59,19 @@ def chat(server: RealServer, key: str | None, **body: Any) -> httpx.Response:
 
 def test_without_a_key_only_health_and_the_pages_files_answer(server: RealServer) -> None:
     opened, failed = set(), set()
+    asleep = "GET /api/asleep/{path:path}"  # answers the first three below for a model that sleeps; none does here, so it is 503
     for route, (_, needed) in ALL.items():
         method, _, path = route.partition(" ")
         if method == "WEBSOCKET":
             continue
         answer = ask(server, method, path, json={} if method == "POST" else None)
-        if answer.status_code >= 500:
+        if answer.status_code >= 500 and route != asleep:
             failed.add(f"{route}: {answer.status_code} {answer.text[:100]}")
         if answer.status_code not in (401, 404) or (needed is OPEN and answer.status_code == 404):
             opened.add(route)
         elif answer.status_code == 404:
             assert needed == SHUT, route
     assert failed == set()
-    asleep = "GET /api/asleep/{path:path}"  # answers the first three below for a model without replicas; here 404
     assert opened == {"GET /", "GET /health", "GET /ping", "GET /api/page/{name}", asleep}
 
 

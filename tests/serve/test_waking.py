@@ -78,7 +78,10 @@ def test_one_that_does_not_start_is_asked_for_again(caplog: pytest.LogCaptureFix
 def test_a_model_that_never_sleeps_is_not_asked_for() -> None:
     async def run() -> None:
         replicas = Replicas()
-        assert Waking(replicas.answered, no_work, {"small": "small"}).wake(None) == AGAIN_S
+        waking = Waking(replicas.answered, no_work, {"small": "small"})
+        assert (waking.may_sleep("small"), waking.may_sleep(None), waking.may_sleep("unknown")) == (True, False, False)
+        assert not waking.is_asleep()
+        assert waking.wake(None) == AGAIN_S
         await asyncio.sleep(0)
         assert replicas.asked == []
 

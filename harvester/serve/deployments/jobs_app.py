@@ -82,10 +82,9 @@ class JobsApp:
             "removals": lambda: keep_removing(actor, folder, config.jobs.retention_days),
             "deadlines": lambda: keep_expiring(actor, EXPIRE_S),
         }
-        waking = None
-        if config.sleeps:
-            sleeping = {name: name or choice.name for name in (None, *config.models) if self._scale.may_sleep(name)}
-            waking = Waking(self._replicas.answered, actor.demand, sleeping)
+        sleeping = {name: name or choice.name for name in (None, *config.models) if self._scale.may_sleep(name)}
+        waking = Waking(self._replicas.answered, actor.demand, sleeping)
+        if sleeping:
             self._beside |= {"waking": waking.run, "abilities": self._remember}
         bounds = self._fixed | self._scale.bounds()
         self._app = jobs_api(
@@ -93,13 +92,13 @@ class JobsApp:
             JobPlanner(folder, config.harvest, choice.name, config.sources, config.secrets, self._models, notes),
             self._info,
             profile=self._replicas.profile,
-            broadcaster=Broadcaster(FrameSource(self._replicas.now, actor, bounds, None if waking is None else waking.is_asleep)),
+            broadcaster=Broadcaster(FrameSource(self._replicas.now, actor, bounds, waking.is_asleep)),
             gate=gate_of(config, folder.keys, tracer=tracer_of(config.traces, "jobs")),
             queries=queries,
             fleet=Fleet(actor, self._replicas.metrics, choice.name, partial(self._scale.all_wanted, choice.name)),
             history=self._history,
             scale=self._rescale,
-            wake=None if waking is None else waking.wake,
+            sleepers=waking,
         )
 
     async def __serve_build_asgi_app__(self) -> FastAPI:

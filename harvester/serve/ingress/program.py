@@ -48,7 +48,7 @@ def corrected(text: str, host: str, unavailable: Path, rules: Collection[str] = 
     - It does not splice bodies. With splicing, after a client hangs up, HAProxy 2.8 spins on a core and the replica is not told.
     - It waits for the headers of a request as long as the wall waits for its body.
     - If no replica answers, it sends ``unavailable`` at once: no 500, and no wait at Serve's fallback proxy.
-    - If models may sleep, requests to one without replicas go to the jobs application.
+    - With `ASLEEP`, requests to a model without replicas go to the jobs application (`harvester.serve.http.asleep`).
     - In a fleet, connections to a dead machine end.
     """
     kept = [_lines(section, host, unavailable) for section in _sections(text) if not section.startswith(_LISTENERS)]

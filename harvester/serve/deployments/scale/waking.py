@@ -36,6 +36,10 @@ class Waking:
         self._calls: dict[str | None, tuple[asyncio.Task[None], float]] = {}
         self._took_s: dict[str | None, float] = {}
 
+    def may_sleep(self, model: str | None) -> bool:
+        """Whether it may have no replica."""
+        return model in self._names
+
     def wake(self, model: str | None) -> float:
         """Start a replica of ``model``, unless one is being started. Returns the seconds until it probably answers."""
         if model not in self._names:
@@ -47,8 +51,8 @@ class Waking:
         return max(AGAIN_S, self._took_s.get(model, LOAD_S) - (time.monotonic() - began_s))
 
     def is_asleep(self) -> bool:
-        """Whether some model may have no replica, and none is being started."""
-        return bool(self._names) and all(task.done() for task, _ in self._calls.values())
+        """Whether the first model may have no replica, and none is being started."""
+        return None in self._names and all(task.done() for task, _ in self._calls.values())
 
     async def run(self) -> None:
         """Every `ASK_S`, wake the models whose jobs have rows to do. A model that is loaded just answers."""

@@ -17,7 +17,7 @@ from harvester.serve.access.gate import Gate
 from harvester.serve.access.routes import JOBS_ROUTES
 from harvester.serve.access.wall import guard
 from harvester.serve.access.who import Who
-from harvester.serve.http.asleep import Wake, add_asleep
+from harvester.serve.http.asleep import Sleepers, add_asleep
 from harvester.serve.http.contract import describe, refusal
 from harvester.serve.http.disconnects import despite_disconnect
 from harvester.serve.http.harvested_api import add_harvested
@@ -113,12 +113,12 @@ def jobs_api(
     fleet: Fleet | None = None,
     history: History | None = None,
     scale: Rescale | None = None,
-    wake: Wake | None = None,
+    sleepers: Sleepers | None = None,
 ) -> FastAPI:
     """The application, below its prefix ``/api``. Without ``broadcaster`` it has no live events, without ``history`` no ``GET /history``.
 
     ``gate``: whom it lets in; None: everybody. ``queries``: processes for SQL; None makes them. ``fleet``: whose metrics it shows.
-    ``scale``: sets the number of replicas. ``wake``: loads a model that has no replica; None: each has one.
+    ``scale``: sets the number of replicas. ``sleepers``: models that may have no replica; None: it is asked nothing in place of a model.
     """
     app = FastAPI(title="harvester jobs", version=__version__)
     gate = gate or Gate()
@@ -133,8 +133,8 @@ def jobs_api(
     add_plan(app, ledger, planner, server_info, uploads, planning)
     add_sql(app, ledger, planner.folder, queries or QueryPool(), planner.min_free_bytes)
     add_assets(app)
-    if wake is not None:
-        add_asleep(app, wake)
+    if sleepers is not None:
+        add_asleep(app, sleepers)
     if broadcaster is not None:
         add_events(app, broadcaster)
     if fleet is not None:
