@@ -80,7 +80,8 @@ def joined_variables(config: ServeConfig) -> dict[str, str]:
     if not use_haproxy(config):
         return process_variables() | _unless_set(PATIENT)
     folder = node_folder(config.port)
-    rules = [program.FLEET, *([program.ASLEEP] if config.sleeps else [])]
+    # The same for every process: each writes the launcher of its node, also one that an earlier configuration has started.
+    rules = (program.FLEET, program.ASLEEP)
     times = {
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": str(LEAVES_S),
         "RAY_SERVE_HAPROXY_TIMEOUT_CONNECT_S": str(CONNECT_S),

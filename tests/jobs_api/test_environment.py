@@ -13,7 +13,7 @@ import pytest
 from harvester.config import ServeConfig
 from harvester.errors import ConfigError, StorageError
 from harvester.serve.environment import LONGEST_STREAM_S, check_sleep, joined_variables, prepare_environment, use_haproxy
-from harvester.serve.ingress.front import forget_nodes
+from harvester.serve.ingress.front import TOLD, forget_nodes
 from harvester.serve.runtime import MAX_PATH_BYTES, make_node_folder, node_folder, runtime_folder
 from jobs.storage.folder import StateFolder
 
@@ -98,6 +98,15 @@ def test_serves_controller_has_the_same_patience_with_an_ingress_in_a_joined_clu
     os.environ["RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S"] = "7"
     told = joined_variables(ServeConfig.model_validate({"address": "10.0.0.1:6379", "host": "0.0.0.0", "ingress": ingress}))
     assert told["RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S"] == "7"
+
+
+def test_every_process_of_a_joined_cluster_writes_the_same_launcher() -> None:
+    """The last to start on a node wins, whichever model it is of, and whichever server started it."""
+    models = {"small": {"replicas": {"min": 0, "max": 1}}, "other": {}}
+    config = ServeConfig.model_validate({"address": "10.0.0.1:6379", "host": "0.0.0.0", "ingress": "haproxy", "models": models})
+    earlier = config.model_copy(update={"models": {}})
+    told = {joined_variables(one)[TOLD] for one in (config, config.of("small"), config.of("other"), earlier)}
+    assert told == {"0.0.0.0 fleet,asleep"}
 
 
 def test_what_an_operator_has_set_of_haproxy_stays() -> None:
