@@ -369,6 +369,28 @@ async def test_an_upload_is_a_request_in_work_until_its_piece_has_come() -> None
         assert (await put(body()), meanwhile, await put(b"1")) == (200, [429], 200)
 
 
+LOOKS = {
+    "jobs": (JOBS_ROUTES, "/jobs", ("/sources/seen", "/plan", "/sql", "/sql/answers", "/jobs/a/pause", "/jobs/a/cancel")),
+    "batches": (OPENAI_ROUTES, "/v1/batches", ("/v1/batches/a/cancel",)),
+}
+
+
+@pytest.mark.parametrize(("table", "work", "looks"), LOOKS.values(), ids=LOOKS)
+async def test_what_only_looks_or_stops_uses_up_no_request_and_passes_where_none_is_left(
+    table: RouteTable, work: str, looks: tuple[str, ...]
+) -> None:
+    async with client(Gate(Directory(Limits(requests_per_minute=1))), table) as http:
+        got = [(await http.post(path, headers=bearer("batcher"))).status_code for path in (*looks, work, *looks, work)]
+    assert got == [*[200] * len(looks), 200, *[200] * len(looks), 429]
+
+
+@pytest.mark.parametrize("verb", ["retry", "resume"])
+async def test_what_sets_a_job_to_work_counts_as_a_request(verb: str) -> None:
+    async with client(Gate(Directory(Limits(requests_per_minute=1))), JOBS_ROUTES) as http:
+        got = [(await http.post(f"/jobs/a/{verb}", headers=bearer("batcher"))).status_code for _ in range(2)]
+    assert got == [200, 429]
+
+
 # -- listening ----------------------------------------------------------------------------------------------------------------------
 
 

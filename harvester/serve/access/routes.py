@@ -30,16 +30,21 @@ class Route:
     """``is_model_request``: the body is checked as a request to the model. ``is_streamed``: the route reads the body in pieces.
 
     ``is_upload``: the body is a file to be stored, or a piece of one. The route reads it in pieces, and bounds it.
+    ``is_reading``: a POST that asks for no work of the model or of jobs: it looks, or stops some. It counts as a GET does.
     """
 
     needed: Needed
     is_model_request: bool = False
     is_streamed: bool = False
     is_upload: bool = False
+    is_reading: bool = False
 
 
 class RouteTable:
-    """Routes as ``"METHOD /path/{name}"``. ``model_requests``, ``streamed`` and ``uploads``: see `Route`."""
+    """Routes as ``"METHOD /path/{name}"``; of several that fit, the first is found.
+
+    ``model_requests``, ``streamed``, ``uploads`` and ``readings``: see `Route`.
+    """
 
     def __init__(
         self,
@@ -47,16 +52,18 @@ class RouteTable:
         model_requests: Collection[str] = (),
         streamed: Collection[str] = (),
         uploads: Collection[str] = (),
+        readings: Collection[str] = (),
     ) -> None:
         self.routes = dict(routes)
         self._model_requests = frozenset(model_requests)
         self._streamed = frozenset((*streamed, *uploads))
         self._uploads = frozenset(uploads)
+        self._readings = frozenset(readings)
         self._exact: dict[tuple[str, str], Route] = {}
         self._shaped: list[tuple[str, re.Pattern[str], Route]] = []
         for name, needed in routes.items():
             method, _, path = name.partition(" ")
-            route = Route(needed, name in self._model_requests, name in self._streamed, name in self._uploads)
+            route = Route(needed, name in self._model_requests, name in self._streamed, name in self._uploads, name in self._readings)
             if "{" in path:
                 self._shaped.append((method, compile_path(path)[0], route))
             else:
@@ -80,7 +87,7 @@ class RouteTable:
         """This table with the routes that a configuration gives to roles. What is sent to those is checked as a request to the model."""
         posts = {name for name in added if name.startswith("POST ")}
         routes = self.routes | {name: frozenset({role}) for name, role in added.items()}
-        return RouteTable(routes, self._model_requests | posts, self._streamed, self._uploads)
+        return RouteTable(routes, self._model_requests | posts, self._streamed, self._uploads, self._readings)
 
 
 def _documents(prefix: str = "") -> dict[str, Needed]:
@@ -203,6 +210,8 @@ JOBS_ROUTES = RouteTable(
         "GET /jobs/{job_id}": BATCH,
         "PATCH /jobs/{job_id}": BATCH,
         "DELETE /jobs/{job_id}": BATCH,
+        "POST /jobs/{job_id}/cancel": BATCH,
+        "POST /jobs/{job_id}/pause": BATCH,
         "POST /jobs/{job_id}/{verb}": BATCH,
         "GET /jobs/{job_id}/results": BATCH,
         "GET /uploads/{upload_id}/{name:path}": BATCH,
@@ -220,6 +229,14 @@ JOBS_ROUTES = RouteTable(
     },
     streamed=("POST /asleep/{path:path}",),
     uploads=("PUT /uploads/{upload_id}/{name:path}",),
+    readings=(
+        "POST /plan",
+        "POST /jobs/{job_id}/cancel",
+        "POST /jobs/{job_id}/pause",
+        "POST /sources/seen",
+        "POST /sql",
+        "POST /sql/answers",
+    ),
 )
 OPENAI_ROUTES = RouteTable(
     {
@@ -236,4 +253,5 @@ OPENAI_ROUTES = RouteTable(
         "POST /v1/batches/{batch_id}/cancel": BATCH,
     },
     uploads=("POST /v1/files",),
+    readings=("POST /v1/batches/{batch_id}/cancel",),
 )

@@ -104,7 +104,7 @@ class Wall:
             if not route.is_upload:
                 receive = bounded(receive, headers, who.limits.max_body_bytes)
         if route.needed is not OPEN:
-            is_asked = method == "POST" or route.is_upload
+            is_asked = route.is_upload or (method == "POST" and not route.is_reading)
             quotas, requests = self._gate.quotas, 0 if _goes_on(scope) else 1
             stack.enter_context(quotas.entered(who, requests) if is_asked else quotas.reading(who))
         if has_body and route.is_streamed:
