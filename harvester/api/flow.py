@@ -67,7 +67,7 @@ def ask(method: str, path: str, *, is_safe: bool = True, tries: int = TRIES, pat
     """
     waited_s = 0.0
     for attempt in itertools.count(1):
-        wait_s = RETRY_S * 2 ** min(attempt, TRIES)
+        wait_s = _back_off_s(attempt)
         try:
             answer: HttpAnswer = yield Ask(method, path, options, is_safe)
         except UnreachableError as error:
@@ -78,13 +78,23 @@ def ask(method: str, path: str, *, is_safe: bool = True, tries: int = TRIES, pat
             if answer.status < 400:
                 return answer.body
             waited_s += answer.took_s
-            wait_s = wait_s if answer.retry_after_s is None else max(answer.retry_after_s, RETRY_S)
-            is_last = wait_s > MAX_WAIT_S or _is_last(attempt, tries, waited_s, patience_s)
-            if is_last or answer.status not in _AGAIN:
+            told_s = wait_of(answer.status, answer.retry_after_s, attempt)
+            if told_s is None or _is_last(attempt, tries, waited_s, patience_s):
                 raise error_of(answer.status, answer.body)
+            wait_s = told_s
         waited_s += wait_s
         yield Pause(wait_s)
     raise AssertionError("unreachable")
+
+
+def wait_of(status: int, retry_after_s: float | None, attempt: int) -> float | None:
+    """Seconds after which a request is made again whose ``attempt`` was answered with that status; None: the answer is final."""
+    wait_s = _back_off_s(attempt) if retry_after_s is None else max(retry_after_s, RETRY_S)
+    return wait_s if status in _AGAIN and wait_s <= MAX_WAIT_S else None
+
+
+def _back_off_s(attempt: int) -> float:
+    return RETRY_S * 2.0 ** min(attempt, TRIES)
 
 
 def _is_last(attempt: int, tries: int, waited_s: float, patience_s: float) -> bool:

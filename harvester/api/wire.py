@@ -136,5 +136,10 @@ def _answer(answer: httpx.Response, took_s: float = 0.0) -> HttpAnswer:
         if answer.status_code < 400:
             raise HarvesterError(f"{told}; check that it is a harvester server") from error
         body = {"message": told}
-    after = answer.headers.get("retry-after", "")
-    return HttpAnswer(answer.status_code, body, float(after) if after.isdecimal() else None, took_s)
+    return HttpAnswer(answer.status_code, body, retry_after_s(answer), took_s)
+
+
+def retry_after_s(answer: httpx.Response) -> float | None:
+    """Seconds of the answer's ``Retry-After``; None where it has none."""
+    told = answer.headers.get("retry-after", "")
+    return float(told) if told.isdecimal() else None

@@ -9,9 +9,10 @@ import httpx
 import pytest
 
 from connectors.databases.stall import MAX_UNSEEN_S
+from harvester.api.flow import TRIES
 from harvester.api.wire import SUBMIT_S
 from harvester.cli.client import Client
-from harvester.errors import UnreachableError
+from harvester.errors import QuotaError, UnreachableError
 from jobs.access.handle import HEADER, is_signed, make_key
 from jobs.spec import JobRequest, SourceSpec
 from jobs.storage.folder import StateFolder
@@ -56,6 +57,45 @@ def test_an_order_is_not_given_twice() -> None:
     with client_of(server) as client, pytest.raises(UnreachableError):
         client.count_tokens("m", [])
     assert server.asked == ["POST"]
+
+
+class Limited:
+    """Refuses the first ``times`` requests as too many."""
+
+    def __init__(self, times: int, retry_after: str) -> None:
+        self.left = times
+        self.retry_after = retry_after
+        self.asked: list[str] = []
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        self.asked.append(request.method)
+        if self.left == 0:
+            return httpx.Response(200, json={"count": 7})
+        self.left -= 1
+        told = {"error": {"code": "rate_limit_exceeded", "message": "this key has used its 60 requests a minute"}}
+        return httpx.Response(429, headers={"retry-after": self.retry_after}, json=told)
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    waits: list[float] = []
+    monkeypatch.setattr("harvester.cli.client.time.sleep", waits.append)
+    return waits
+
+
+def test_a_request_above_a_limit_is_sent_again_when_the_server_says(waits: list[float]) -> None:
+    server = Limited(2, "7")
+    with Client("http://127.0.0.1:8000", httpx.MockTransport(server)) as client:
+        assert client.count_tokens("m", []) == 7
+    assert (server.asked, waits) == (["POST"] * 3, [7.0, 7.0])
+
+
+@pytest.mark.parametrize(("retry_after", "times"), [("60", 1), ("7", TRIES)], ids=["for long", "each time"])
+def test_a_limit_that_does_not_end_soon_is_told(waits: list[float], retry_after: str, times: int) -> None:
+    server = Limited(TRIES, retry_after)
+    with Client("http://127.0.0.1:8000", httpx.MockTransport(server)) as client, pytest.raises(QuotaError, match="60 requests a minute"):
+        client.count_tokens("m", [])
+    assert (len(server.asked), waits) == (times, [7.0] * (times - 1))
 
 
 def test_an_answer_that_came_damaged_is_told_in_one_line() -> None:
