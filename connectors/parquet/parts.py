@@ -96,12 +96,31 @@ class PartsSink:
 
     def read(self, name: str) -> pa.Table:
         path = self.path(name)
-        try:
+        with _there(path):
             table = _read(path)
-        except FileNotFoundError as error:
-            raise StorageError(f"part {path} does not exist; it was not written yet, or was removed") from error
         rest = {key: value for key, value in (table.schema.metadata or {}).items() if not key.startswith(_PREFIX)}
         return table.replace_schema_metadata(rest or None)
+
+    def stream(self) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+        """Schema and batches of all rows, in the order of `names`; no columns where there is no part. One part is in memory.
+
+        A column that only some parts have, as those of another version may, is null in the rows of the others. Raises `StorageError` and
+        `DamageError`, also while the batches are read.
+        """
+        names = list(self.names())
+        schema = pa.unify_schemas([pa.schema([]), *map(self._schema, names)], promote_options="permissive")
+        return schema, self._batches(names, schema)
+
+    def _schema(self, name: str) -> pa.Schema:
+        path = self.path(name)
+        with _there(path), _mapped(path):
+            return pq.read_schema(path).remove_metadata()
+
+    def _batches(self, names: Sequence[str], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        columns = pa.Table.from_batches([], schema)
+        for name in names:
+            table = self.read(name).replace_schema_metadata(None)
+            yield from pa.concat_tables([columns, table], promote_options="permissive").to_batches()
 
     def put_aside(self, name: str) -> None:
         path = self.path(name)
@@ -162,6 +181,14 @@ def _footer(path: Path) -> pq.FileMetaData:
 def _read(path: Path) -> pa.Table:
     with _mapped(path):
         return pq.ParquetFile(path, page_checksum_verification=True).read()
+
+
+@contextmanager
+def _there(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise StorageError(f"part {path} does not exist; it was not written yet, or was removed") from error
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,27 @@ def test_a_file_is_written_when_the_job_has_ended_and_a_table_is_refused(cli, el
     refused = cli("submit", docs, "--prompt", "{text}", "--into", f"{tmp_path}/shop.duckdb:docs", "--new")
     assert (refused.exit_code, "is a table, which is filled where the server runs" in refused.stderr) == (2, True)
     assert len(json.loads(cli("jobs", "--json").stdout)["jobs"]) == 1
+
+
+def test_kept_columns_are_the_same_wherever_the_results_are_read(cli, elsewhere, tmp_path, monkeypatch):
+    kept = {
+        "took": pa.array([1_500_000, None, 3], pa.duration("us")),
+        "amount": pa.array([Decimal(10**44 + 1), Decimal(-7), None], pa.decimal256(50, 0)),
+    }
+    docs = tmp_path / "docs.parquet"
+    pq.write_table(pa.table({"text": TEXTS, **kept}), docs)
+    job = submitted(cli, docs)["id"]
+    there = cli("results", job).stdout
+    assert cli("results", job, "-o", tmp_path / "there.parquet").exit_code == 0
+    monkeypatch.setenv("HARVESTER_STATE", str(elsewhere.folder.root))
+    monkeypatch.delenv("HARVESTER_URL")
+    assert cli("results", job).stdout == there
+    assert cli("results", job, "-o", tmp_path / "here.parquet").exit_code == 0
+    assert cli("results", job, "--into", tmp_path / "into.parquet").exit_code == 0
+    tables = [pq.read_table(tmp_path / f"{name}.parquet").replace_schema_metadata(None) for name in ("there", "here", "into")]
+    assert {name: tables[0][name].combine_chunks() for name in kept} == kept
+    assert tables[1].equals(tables[0])
+    assert tables[2].equals(tables[0])
 
 
 def test_standard_input_goes_up(elsewhere, tmp_path):

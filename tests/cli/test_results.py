@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from connectors.parquet.parts import PartsSink
 from jobs.ledger.store.statements import TABLES
 
 
@@ -78,6 +79,20 @@ def test_a_query_that_fails_on_a_row_leaves_the_file_that_was_there(cli, tmp_pat
     assert result.exit_code == 2
     assert (tmp_path / "out.csv").read_text() == "before"
     assert [path.name for path in tmp_path.iterdir()] == ["out.csv"]
+
+
+@pytest.mark.parametrize("errors", [(), ("--errors",)], ids=["all rows", "errors"])
+def test_a_damaged_part_leaves_no_file(cli, job, tmp_path, errors):
+    """A bit flips in a page, which DuckDB does not check."""
+    PartsSink(job).write("part-000001", pa.table({"row_id": [2], "output": ["ü"], "status": ["error"], "tags": [["y", "z"]]}), {})
+    path = job / "part-000001.parquet"
+    data = bytearray(path.read_bytes())
+    data[60] ^= 4
+    path.write_bytes(data)
+    result = cli("results", "docs-7f3a", *errors, "-o", tmp_path / "out.jsonl")
+    assert result.exit_code == 1
+    assert "part-000001.parquet is damaged" in result.stderr
+    assert not (tmp_path / "out.jsonl").exists()
 
 
 def test_no_output_file_may_lie_in_the_state_folder(cli, job):

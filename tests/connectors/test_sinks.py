@@ -243,6 +243,34 @@ def test_metadata_that_is_not_as_it_was_written_is_damage(parts: PartsSink) -> N
         parts.metadata("part-000000")
 
 
+def test_rows_come_part_by_part_with_the_columns_of_all_parts(parts: PartsSink) -> None:
+    parts.write("part-000001", TABLE.append_column("took", pa.array([5, None], pa.duration("us"))), {"rows_ok": "1"})
+    parts.write("part-000000", OTHER, {})
+    schema, batches = parts.stream()
+    assert schema == pa.schema([*TABLE.schema, pa.field("took", pa.duration("us"))])
+    assert pa.Table.from_batches(batches, schema)["took"].cast(pa.int64()).to_pylist() == [None, 5, None]
+
+
+def test_no_parts_have_no_columns_and_no_rows(parts: PartsSink) -> None:
+    schema, batches = parts.stream()
+    assert (schema.names, list(batches)) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("harm", "told"),
+    [(Path.unlink, "part-000001.parquet does not exist"), (lambda path: path.write_bytes(b"PAR1 torn"), "part-000001.parquet is damaged")],
+    ids=["removed", "damaged"],
+)
+def test_a_part_that_goes_while_rows_are_read_is_named(parts: PartsSink, harm: Callable[[Path], object], told: str) -> None:
+    for name in ("part-000000", "part-000001"):
+        parts.write(name, TABLE, {})
+    _, batches = parts.stream()
+    assert next(batches).num_rows == 2
+    harm(parts.path("part-000001"))
+    with pytest.raises(StorageError, match=told):
+        next(batches)
+
+
 def test_a_part_that_is_put_aside_is_in_the_results_no_more(sink: Sink) -> None:
     sink.write("part-000000", TABLE, {})
     sink.put_aside("part-000000")

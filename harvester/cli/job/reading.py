@@ -12,6 +12,7 @@ from typing import Protocol
 import duckdb
 import pyarrow as pa
 
+from connectors.parquet.parts import PartsSink
 from harvester.api.client import SQL_S
 from harvester.api.flow import ask
 from harvester.api.stream import answer_of, rows_of
@@ -21,7 +22,7 @@ from harvester.cli.invocation import Invocation
 from harvester.cli.job.wired import is_elsewhere, translated, wired
 from harvester.errors import HarvesterError
 from jobs.ledger.store.place import read_ledger
-from jobs.sql.fetch import fetch_results, newest_ids
+from jobs.sql.fetch import LATEST, fetch_results, newest_ids
 from jobs.sql.guard import check_target
 from jobs.sql.query import batches, connect, newest_jobs, run
 from jobs.storage.folder import StateFolder
@@ -48,7 +49,7 @@ class Reading(Protocol):
         """Rows of a job. Raises `QueryError` or `NotFoundError` for a job that is not there."""
 
     def check_parts(self, job: str) -> None:
-        """Raise `DamageError` for a damaged part, where `results` would not notice."""
+        """Raise `DamageError` for a damaged part, which `results` would not notice with ``only_errors``."""
 
     def check_target(self, path: Path) -> None:
         """Raise `QueryError` for a file to write that lies in the state folder."""
@@ -66,14 +67,27 @@ class FromFolder:
         return RowStream(reader.schema, batches(reader))
 
     def results(self, job: str, *, only_errors: bool = False) -> RowStream:
-        return self.query(results_query(job, only_errors=only_errors))
+        """By Arrow, as a server elsewhere sends them: DuckDB would change values of the types that it lacks."""
+        sink = None if only_errors else self._sink(job)
+        if sink is not None:
+            schema, rows = sink.stream()
+            if schema.names:
+                return RowStream(schema, rows)
+        return self.query(results_query(job, only_errors=only_errors))  # which knows the columns of a job without parts
 
     def check_parts(self, job: str) -> None:
-        jobs = newest_jobs(self.connection, self.folder.root)  # DuckDB does not check the checksums of pages
-        results_of(self.folder, jobs[0] if job == "latest" and jobs else job).check()
+        sink = self._sink(job)
+        if sink is not None:
+            sink.check()  # DuckDB does not check the checksums of pages
 
     def check_target(self, path: Path) -> None:
         check_target(path, self.folder.root)
+
+    def _sink(self, job: str) -> PartsSink | None:
+        """Of a job that may be named ``latest``; None: unknown."""
+        jobs = newest_jobs(self.connection, self.folder.root)
+        name = jobs[0] if job == LATEST and jobs else job
+        return results_of(self.folder, name) if name in jobs else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,7 +66,7 @@ def results(
         if wide or (output is None and shape is None and not here.json and sys.stdout.isatty()):
             _show(source.results(job, only_errors=errors), is_wide=wide)
             return
-        if output is not None:
+        if output is not None and errors:
             source.check_parts(job)
         answer = source.results(job, only_errors=errors)
         _export(here, source, answer, output, shape or (format_of(output) if output else Format.JSONL))
