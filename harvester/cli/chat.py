@@ -15,7 +15,7 @@ from harvester.cli.client import Client
 from harvester.cli.invocation import Invocation, command
 from harvester.cli.server.local import START_S, serving
 from harvester.cli.table import visible
-from harvester.errors import EngineError, HarvesterError, NoReplicaError, from_json
+from harvester.errors import EngineError, HarvesterError, KeyRefusedError, NoReplicaError, RoleError, UnreachableError, from_json
 
 NO_REPLICA_WAIT_S = 1.0  # at least, between two requests
 app = typer.Typer()
@@ -76,7 +76,9 @@ def _converse(here: Invocation, client: Client, model: str, messages: list[Messa
         messages.append({"role": "user", "content": line})
         try:
             answer = _ask(here, client, model, messages, max_tokens)
-        except EngineError as error:
+        except (KeyRefusedError, RoleError, UnreachableError):
+            raise  # the next question would end the same way
+        except HarvesterError as error:
             messages.pop()
             print(f"error: {visible(error.message, is_one_line=False)}", file=sys.stderr)
             continue

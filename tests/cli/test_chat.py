@@ -10,7 +10,7 @@ import pytest
 from harvester.cli.chat import _converse, events, stream_answer
 from harvester.cli.client import Client
 from harvester.cli.invocation import Invocation
-from harvester.errors import EngineError, HarvesterError, UsageError
+from harvester.errors import EngineError, HarvesterError, KeyRefusedError, RoleError, UsageError
 
 
 def test_the_answer_is_printed_and_its_times_go_to_stderr(cli, server):
@@ -79,6 +79,38 @@ def test_the_thinking_is_not_said_again_in_a_conversation(server, monkeypatch):
     _converse(Invocation(), client, "tiny", [], None)
     client.close()
     assert [message["content"] for message in server.asked[-1][2]["messages"]] == ["hi", "Hello", "and?"]
+
+
+REFUSED = {
+    "above a limit": (429, "rate_limit_exceeded"),
+    "overloaded": (429, "overloaded"),
+    "context full": (400, "context_length_exceeded"),
+    "failed": (500, "engine"),
+}
+
+
+@pytest.mark.parametrize(("status", "code"), REFUSED.values(), ids=REFUSED.keys())
+def test_a_question_that_is_refused_does_not_end_the_conversation(server, monkeypatch, capsys, status, code):
+    lines = iter(["hi", "and?", "again?", ""])
+
+    def typed(shown: str) -> str:
+        line = next(lines)
+        server.answers = {"/v1/chat/completions": (status, {"error": {"code": code, "message": "not now"}})} if line == "and?" else {}
+        return line
+
+    monkeypatch.setattr("builtins.input", typed)
+    with Client(server.url) as client:
+        _converse(Invocation(), client, "tiny", [], None)
+    assert [message["content"] for message in server.asked[-1][2]["messages"]] == ["hi", "Hello", "again?"]
+    assert "error: not now\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("status", "code", "kind"), [(401, "invalid_api_key", KeyRefusedError), (403, "insufficient_role", RoleError)])
+def test_a_key_that_is_refused_ends_the_conversation(server, monkeypatch, status, code, kind):
+    server.answers["/v1/chat/completions"] = (status, {"error": {"code": code, "message": "no"}})
+    monkeypatch.setattr("builtins.input", lambda shown: "hi")
+    with Client(server.url) as client, pytest.raises(kind):
+        _converse(Invocation(), client, "tiny", [], None)
 
 
 def test_the_prompt_may_come_from_a_pipe(cli, server):
