@@ -10,6 +10,7 @@ import logging
 import os
 import re
 import secrets
+from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -30,6 +31,7 @@ log = logging.getLogger("harvester.files")
 
 _ID = re.compile(r"file-[0-9a-f]{24}")
 _LEFTOVER_AFTER_S = 3600.0  # content without metadata: a writer died, or is about to write it
+MAX_GONE = 10_000  # files whose place in the list is remembered: a page has as many at most
 
 
 class StoredFile(Frozen):
@@ -77,6 +79,7 @@ class FileStore:
         self._now_s = now_s
         self._mirror = mirror
         self._known: dict[str, StoredFile] = {}
+        self._gone: deque[StoredFile] = deque(maxlen=MAX_GONE)  # the last that went since this store was opened
 
     def content(self, file_id: str) -> Path:
         """Where the content of a file lies, or is to be published. ``file_id`` is of this store's making."""
@@ -131,16 +134,20 @@ class FileStore:
         """Raises `NotFoundError`. Who has the content open reads on."""
         self._remove(self.get(file_id).id)
 
-    def list(self) -> list[StoredFile]:
+    def list(self, with_gone: str | None = None) -> list[StoredFile]:
         """Newest first. A file whose metadata cannot be read is left out, and logged.
 
+        ``with_gone``: an id that keeps its place in the list after its file has gone, so that a page can begin behind it.
         Raises `StorageError` where the folder cannot be listed.
         """
         try:
             ids, read = self._ids(self._fetched_names()), self._read  # fetches several at once
         except StorageError:
             ids, read = self._ids(self._names()), self._fetched
-        there = [stored for file_id in ids if (stored := _readable(read, file_id)) is not None and not self._is_over(stored)]
+        found = [stored for file_id in ids if (stored := _readable(read, file_id)) is not None]
+        there = [stored for stored in found if stored.id == with_gone or not self._is_over(stored)]
+        if all(stored.id != with_gone for stored in there):
+            there += [stored for stored in tuple(self._gone) if stored.id == with_gone][-1:]
         return sorted(there, key=lambda stored: (stored.created_at_s, stored.id), reverse=True)
 
     def there(self, wanted: Collection[str]) -> set[str]:
@@ -160,7 +167,9 @@ class FileStore:
     def _ids(self, names: Collection[str]) -> Sequence[str]:
         """Of the files that are there, given the names in the folder; all others are forgotten."""
         ids = {name.removesuffix(".json") for name in names if name.endswith(".json")}
-        self._known = {file_id: stored for file_id, stored in tuple(self._known.items()) if file_id in ids}
+        for file_id in tuple(self._known):
+            if file_id not in ids:
+                self._forget(file_id)
         return [file_id for file_id in ids if _ID.fullmatch(file_id)]
 
     def _fetched_names(self) -> Collection[str]:
@@ -232,7 +241,12 @@ class FileStore:
                 path.unlink(missing_ok=True)
         except OSError as error:
             raise storage_error("remove", self._about(file_id), error) from error
-        self._known.pop(file_id, None)
+        self._forget(file_id)
+
+    def _forget(self, file_id: str) -> None:
+        stored = self._known.pop(file_id, None)
+        if stored is not None:
+            self._gone.append(stored)
 
 
 def _readable(read: Callable[[str], StoredFile | None], file_id: str) -> StoredFile | None:

@@ -22,7 +22,7 @@ def page(items: Sequence[Item], after: str | None, most: int) -> tuple[Sequence[
     if after is not None:
         places = [place for place, item in enumerate(items) if item.id == after]
         if not places:
-            raise ParameterError(f"after={after[:80]!r} is not in the list; use the last_id of the previous page", "after")
+            raise ParameterError(f"after={after[:80]!r} is not in the list; use the last_id of the previous page, or none", "after")
         start = places[0] + 1
     return items[start : start + most], start + most < len(items)
 

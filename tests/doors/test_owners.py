@@ -268,6 +268,8 @@ async def test_each_key_has_its_own_files(house: House) -> None:
     assert (await house.ask("bob", "DELETE", f"/v1/files/{file_id}")).status_code == 404
     assert (await house.ask("bob", "GET", "/v1/files")).json()["data"] == []
     assert (await house.ask("ann", "DELETE", f"/v1/files/{file_id}")).json()["deleted"] is True
+    statuses = [(await house.ask(who, "GET", f"/v1/files?after={file_id}")).status_code for who in ("ann", "bob")]
+    assert statuses == [200, 400], "where it was is told to its owner alone"
 
 
 async def test_each_key_has_its_own_batches_and_makes_them_of_its_own_files(house: House) -> None:

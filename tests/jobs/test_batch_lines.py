@@ -239,7 +239,7 @@ def test_what_is_not_there_is_named_and_so_is_what_lists_it(tmp_path: Path) -> N
         FileStore(tmp_path, ManualClock(0.0)).get("file-1")
     with pytest.raises(NotFoundError, match=r"^No such Batch object: batch_1; list them with GET /v1/batches$"):
         BatchStore(tmp_path).get("batch_1")
-    with pytest.raises(ParameterError, match=r"^after='x' is not in the list; use the last_id of the previous page$") as caught:
+    with pytest.raises(ParameterError, match=r"^after='x' is not in the list; use the last_id of the previous page, or none$") as caught:
         page([], "x", 2)
     assert caught.value.param == "after"
 

@@ -9,7 +9,7 @@ import threading
 import urllib.parse
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 import openai
@@ -435,6 +435,33 @@ async def test_files_are_listed_by_purpose_and_order_by_pages(bureau: Bureau) ->
     assert [file.id async for file in bureau.api.files.list(limit=1)] == ids[::-1]
     assert [file.id async for file in bureau.api.files.list(limit=2, order="asc")] == ids
     assert [file.id async for file in bureau.api.files.list(purpose="batch_output")] == []
+
+
+@pytest.mark.parametrize("order", ["asc", "desc"])
+async def test_files_are_deleted_while_their_pages_are_read(idle_bureau: Bureau, order: Literal["asc", "desc"]) -> None:
+    ids = []
+    for number in range(5):
+        idle_bureau.clock.advance(1)
+        ids.append(await idle_bureau.upload([line(number)]))
+    seen = []
+    async for file in idle_bureau.api.files.list(limit=2, order=order):
+        seen.append(file.id)
+        await idle_bureau.api.files.delete(file.id)
+    assert seen == (ids if order == "asc" else ids[::-1])
+    assert (await idle_bureau.api.files.list()).data == []
+
+
+async def test_a_page_begins_behind_a_file_whose_time_is_over(idle_bureau: Bureau) -> None:
+    expires: list[Any] = [{}, {"expires_after": {"anchor": "created_at", "seconds": 3600}}, {}]
+    ids = []
+    for fields in expires:
+        idle_bureau.clock.advance(1)
+        ids.append(await idle_bureau.upload([line(0)], **fields))
+    idle_bureau.clock.advance(3600)
+    for _ in range(2):
+        assert [file.id for file in (await idle_bureau.api.files.list(after=ids[1])).data] == [ids[0]]
+        assert [file.id for file in (await idle_bureau.api.files.list()).data] == [ids[2], ids[0]]
+        idle_bureau.files.sweep()
 
 
 # -- files --------------------------------------------------------------------------------------------------------------------------

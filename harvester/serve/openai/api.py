@@ -124,7 +124,7 @@ def _files(app: FastAPI, store: FileStore, intake: Intake, max_bytes: int | None
         order: Literal["asc", "desc"] = "desc",
         purpose: str | None = None,
     ) -> dict[str, Any]:
-        found = [one for one in await with_storage(store.list) if who.owns(one.owner)]
+        found = [one for one in await with_storage(store.list, after) if who.owns(one.owner)]
         ordered = [one for one in (found if order == "desc" else found[::-1]) if purpose in (None, one.purpose)]
         some, has_more = page(ordered, after, limit)
         return list_object([one.to_openai() for one in some], has_more)
