@@ -50,17 +50,22 @@ class IcebergReading:
 
     def _open(self) -> Any:
         check_folder(self._location)
-        library = extra("pyiceberg.table", "iceberg", "an Iceberg table")
-        extra("pyiceberg.io.pyarrow", "iceberg", "an Iceberg table")
-        path = self._metadata_file()
-        address = path if self._location.local is None else f"file://{path}"
+        tables, files, serializers, noop, _ = (
+            extra(f"pyiceberg.{module}", "iceberg", "an Iceberg table")
+            for module in ("table", "io", "serializers", "catalog.noop", "io.pyarrow")
+        )
+        address = self._address(self._metadata_file())
         with reading(self.origin.path, "an Iceberg table"):
-            table = library.StaticTable.from_metadata(self._address(path) if self._location.local is None else address)
-        if self._location.rules is not None:
-            table.io = _watched(table.io, self._location)
-        return table
+            # Not `StaticTable.from_metadata`: it gives the table's own properties to the IO, and those name classes to import, and hosts.
+            io = files.load_file_io({}, address)
+            if self._location.rules is not None:
+                io = _watched(io, self._location)
+            metadata = serializers.FromInputFile.table_metadata(io.new_input(address))
+            return tables.StaticTable(("static-table", address), metadata, address, io, noop.NoopCatalog("static-table"))
 
     def _address(self, path: str) -> str:
+        if self._location.local is not None:
+            return f"file://{path}"
         scheme = self._location.uri.partition("://")[0]
         return f"{scheme}://{path}"
 
