@@ -205,8 +205,7 @@ class _Kept:
 def _database(location: Location, table: str | None, query: str | None, bounds: _Bounds) -> Reading:
     if location.local is None:
         raise SourceError(f"a database file must be on a local disk: copy {location.label} here first")
-    if location.rules is not None:
-        location.rules.check_file(location.path)
+    location.check_file(location.path)
     sqlite = is_sqlite(location.local)
     if table is None and query is None:
         with reading(location.uri):

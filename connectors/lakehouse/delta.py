@@ -14,7 +14,7 @@ from connectors.copied.snapshot import Origin
 from connectors.copied.source import Rows
 from connectors.edge import reading
 from connectors.lakehouse.extra import extra
-from connectors.lakehouse.inside import check_folder, check_named, plain_batches, plain_types
+from connectors.lakehouse.inside import check_below, check_folder, plain_batches, plain_types
 from connectors.parquet.source import name_of
 from connectors.paths.location import Location
 
@@ -40,10 +40,12 @@ class DeltaReading:
     @contextmanager
     def rows(self) -> Iterator[Rows]:
         table = self._open()
-        with reading(self.origin.path, "a Delta table"):
-            files = [str(uri) for uri in table.file_uris()]
-        for file in files:
-            check_named(file, self._location)
+        if self._location.rules is not None:
+            with reading(self.origin.path, "a Delta table"):
+                # As the log names them: `file_uris` puts each below the table's folder, `scan` may find it elsewhere.
+                names = pa.table(table.get_add_actions())["path"].to_pylist()
+            for name in names:
+                check_below(name, self._location)
         with reading(self.origin.path, "a Delta table"):
             # Its own engine: PyArrow's data sets know neither deletion vectors nor renamed columns.
             reader = pa.RecordBatchReader.from_stream(table.scan())

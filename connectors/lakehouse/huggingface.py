@@ -30,6 +30,8 @@ def saved_files(location: Location, split: str | None) -> tuple[DataFile, ...]:
         if split is None or split not in splits:
             told = "choose one with --table" if split is None else f"it has no split {split!r}"
             raise SourceError(f"{location.label} is a Hugging Face data set with the splits {listed(splits)}; {told}")
+        if not _is_plain(split):
+            raise SourceError(f"{location.label}: its dataset_dict.json names the split {split!r}, not a folder beside it; save it again")
         folder = f"{folder}/{split}"
     elif split is not None:
         raise SourceError(f"{location.label} is a Hugging Face data set without splits; remove --table {split}")
@@ -37,14 +39,21 @@ def saved_files(location: Location, split: str | None) -> tuple[DataFile, ...]:
     if state.get("_indices_data_files"):
         raise SourceError(f"{location.label} keeps the order of its rows in an index file; save it again after flatten_indices()")
     names = [str(entry["filename"]) for entry in state.get("_data_files") or []]
-    if not names or any(PurePosixPath(name).name != name for name in names):
+    if not names or not all(map(_is_plain, names)):
         raise SourceError(f"{location.label}: its state.json names {names[:1] or 'no file'}, not files beside it; save it again")
     with reading(location.uri, "a Hugging Face data set"):
         infos = location.files.get_file_info([f"{folder}/{name}" for name in names])
     missing = [name for name, info in zip(names, infos, strict=True) if info.type != fs.FileType.File]
     if missing:
         raise SourceError(f"{location.label} lacks the file {missing[0]}, which its state.json names; save it again")
+    for info in infos:
+        location.check_file(info.path)
     return tuple(DataFile.of(location.files, info, name) for info, name in zip(infos, names, strict=True))
+
+
+def _is_plain(name: str) -> bool:
+    """Whether the name leads to nothing but an entry of the folder that it is looked up in."""
+    return name not in ("", "..") and PurePosixPath(name).name == name
 
 
 def _json(location: Location, path: str) -> dict[str, Any]:

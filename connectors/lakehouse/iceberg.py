@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from urllib.parse import urlsplit
 
 from pyarrow import fs
 
@@ -90,8 +91,16 @@ def _watched(io: Any, location: Location) -> Any:
     original = io.new_input
 
     def new_input(address: str) -> Any:
-        check_named(address, location)
+        check_named(_opened(address), location)
         return original(address)
 
     io.new_input = new_input
     return io
+
+
+def _opened(address: str) -> str:
+    """The part of an address that pyiceberg opens: of a file, the path before any ``?`` or ``#``, with its percent signs as they are."""
+    parts = urlsplit(address)
+    if not parts.scheme:
+        return address
+    return f"{parts.netloc}{parts.path}" if parts.scheme == "file" else parts.geturl()

@@ -15,6 +15,9 @@ from connectors.errors import SourceError
 from connectors.paths.location import Location
 
 _ADDRESS = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*)://")
+# What a URL parser takes for a scheme, a root, a folder above or the end of a path, or leaves out.
+_NO_PLAIN_URL = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*:|^[/ ]| $|[\\?#\x00-\x1f]")
+_S3 = re.compile(r"^s3[an]://", re.IGNORECASE)  # Hadoop's names of the same store
 
 
 def check_folder(location: Location) -> None:
@@ -25,23 +28,35 @@ def check_folder(location: Location) -> None:
     with reading(location.uri):
         entries = location.files.get_file_info(fs.FileSelector(location.path, recursive=True))
     for entry in entries:
-        if entry.type != fs.FileType.Directory and not entry.base_name.startswith("."):
+        is_hidden = entry.base_name.startswith(".") and not Path(entry.path).is_symlink()  # no library reads it by itself
+        if entry.type != fs.FileType.Directory and not is_hidden:
             rules.check_file(entry.path)
 
 
 def check_named(file: str, location: Location) -> None:
-    """Raise `SourceError` for a file named by a table's log that the client may not read. Without rules all may be read."""
+    """Raise `SourceError` for a file that a table names, as its library opens it, and that the client may not read.
+
+    ``file``: a path or an address. Without rules all may be read.
+    """
     rules = location.rules
     if rules is None:
         return
     scheme = _ADDRESS.match(file)
     if scheme is not None and scheme[1].lower() != "file":
-        rules.check_address(file)
+        rules.check_address(_S3.sub("s3://", file))
         return
-    path = unquote(re.sub(r"^file:(//(localhost)?)?(?=/)", "", file))
+    path = re.sub(r"^file:(//(localhost)?)?(?=/)", "", file)
     if not path.startswith("/") or ".." in Path(path).parts:
         raise SourceError(f"{location.label} names the file {shown(file)}, which is no plain path; submit it as the server's own user")
     rules.check_file(path)
+
+
+def check_below(url: str, location: Location) -> None:
+    """Raise `SourceError` unless a URL of a table's log leads to a file of the table's folder that the client may read."""
+    path = unquote(url)
+    if _NO_PLAIN_URL.search(url) or ".." in path.split("/"):
+        raise SourceError(f"{location.label} names the file {shown(url)!r}, which is not in its folder; submit it as the server's own user")
+    location.check_file(f"{location.path}/{path}")
 
 
 def plain_types(schema: pa.Schema) -> pa.Schema:

@@ -65,16 +65,15 @@ def find(location: Location) -> tuple[FileKind, tuple[DataFile, ...]]:
             root, found = _matches(listed, location.path)
             nothing = "matches no file"
         else:
-            if location.uri.startswith(("http:", "https:")):  # whose files are "not found" too if the server does not answer
+            if location.is_web:  # whose files are "not found" too if the server does not answer
                 _ask(location)
             raise SourceError(f"{location.label} does not exist; give the path of {KNOWN}")
     prefix = root.rstrip("/") + "/"
     is_whole = info.type == fs.FileType.Directory
     _refuse_tables(location, root, [entry.path.removeprefix(prefix) for entry in found], None if is_whole else listed)
     visible = {relative: entry for entry in found if not _is_hidden(relative := entry.path.removeprefix(prefix))}
-    if location.rules is not None:
-        for entry in visible.values():
-            location.rules.check_file(entry.path)
+    for entry in visible.values():
+        location.check_file(entry.path)
     kind = _common_kind(location, list(visible), nothing)
     with reading(root):
         chosen = sorted(relative for relative in visible if kind_of(relative) is kind)
@@ -114,8 +113,7 @@ def _refuse_tables(location: Location, root: str, relatives: Sequence[str], list
 
 
 def _single(location: Location, info: fs.FileInfo) -> tuple[FileKind, tuple[DataFile, ...]]:
-    if location.rules is not None:
-        location.rules.check_file(info.path)
+    location.check_file(info.path)
     name = info.base_name if location.local else info.base_name.partition("?")[0]  # a signed address has options
     kind = kind_of(name)
     if kind is None:

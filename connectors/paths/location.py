@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -34,7 +34,7 @@ class Location:
     files: fs.FileSystem
     path: str
     uri: str
-    rules: SourceRules | None = None  # of the files beneath; None: all may be read
+    rules: SourceRules | None = None  # of what is read beneath, and of what a table there names; None: all may be read
 
     @property
     def label(self) -> str:
@@ -45,6 +45,16 @@ class Location:
     def local(self) -> Path | None:
         """The path where it is on this machine's disks, else None."""
         return Path(self.path) if isinstance(self.files, fs.LocalFileSystem) else None
+
+    @property
+    def is_web(self) -> bool:
+        """Whether it is reached by http or https."""
+        return self.uri.lower().startswith(_WEB)
+
+    def check_file(self, path: str) -> None:
+        """Raise `SourceError` for a file of this file system that the client may not read. At an address all below it may be read."""
+        if self.rules is not None and self.local is not None:
+            self.rules.check_file(path)
 
 
 def locate(uri: str, rules: SourceRules | None = None) -> Location:
@@ -64,9 +74,9 @@ def locate(uri: str, rules: SourceRules | None = None) -> Location:
         return _remote(uri, address[0])
     rules.check_address(uri)
     if address[0].lower() not in _WEB:
-        return _remote(uri, address[0])
+        return replace(_remote(uri, address[0]), rules=rules)
     with reading(uri):
-        return Location(fs.PyFileSystem(PacedHandler(open_web(uri, rules), uri)), uri.rstrip("/"), uri)
+        return Location(fs.PyFileSystem(PacedHandler(open_web(uri, rules), uri)), uri.rstrip("/"), uri, rules)
 
 
 def _local(path: str, uri: str, rules: SourceRules | None) -> Location:
