@@ -26,7 +26,7 @@ from connectors.files.encoding import HEAD_BYTES, UTF8, Utf8Evidence, encoding_o
 from connectors.files.form import TextForm
 from connectors.files.stream import opened
 from connectors.paths.files import DataFile
-from connectors.paths.names import COMPRESSIONS
+from connectors.paths.names import uncompressed
 
 MAX_ROW_CHARS = 16 << 20  # on all lines of the row
 MAX_DECIMAL_DIGITS = 18  # of numbers that all have as many digits after the point; such a decimal fits 64 bits
@@ -92,8 +92,7 @@ def _dialect(files: fs.FileSystem, data_file: DataFile, form: TextForm) -> _Dial
     line = re.split(r"[\r\n]", _QUOTED.sub("", line), maxsplit=1)[0]
     if "\0" in line or ("\ufffd" in line and (b"\0" in head if encoding in UTF8 else form.encoding is None)):
         raise SourceError(f"{shown(data_file.path)} is not CSV: its first line holds binary data; give a text file with a header")
-    bare = next((data_file.path.lower().removesuffix(end) for end in COMPRESSIONS if data_file.path.lower().endswith(end)), data_file.path)
-    if bare.lower().endswith((".tsv", ".tab")):
+    if uncompressed(data_file.relative).lower().endswith((".tsv", ".tab")):
         return _Dialect("\t", encoding)
     return _Dialect(max(_DELIMITERS, key=line.count), encoding)
 

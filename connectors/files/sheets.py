@@ -57,7 +57,7 @@ class SheetReading:
             copy, cells = Path(folder, "workbook"), Path(folder, "cells.arrows")
             with (
                 reading(self.origin.path, "a workbook"),
-                self._location.files.open_input_stream(self._file.path) as stream,
+                self._location.files.open_input_stream(self._file.path, compression=None) as stream,
                 copy.open("wb") as file,
             ):
                 shutil.copyfileobj(stream, file, 1 << 20)

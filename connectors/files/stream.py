@@ -11,7 +11,7 @@ from pyarrow import fs
 from connectors.edge import shown
 from connectors.errors import SourceError
 from connectors.paths.files import DataFile
-from connectors.paths.names import COMPRESSIONS
+from connectors.paths.names import codec_of
 
 FREE_BYTES = 256 << 20  # up to here any ratio is allowed
 MAX_RATIO = 200  # text that repeats itself comes to about 100; a bomb to 1,000 and more
@@ -19,8 +19,9 @@ MAX_RATIO = 200  # text that repeats itself comes to about 100; a bomb to 1,000 
 
 def opened(files: fs.FileSystem, data_file: DataFile) -> Any:
     """A stream that Arrow can read too. Reading it raises `SourceError` if the file is a decompression bomb."""
-    stream = files.open_input_stream(data_file.path)
-    if not data_file.path.partition("?")[0].lower().endswith(COMPRESSIONS):
+    codec = codec_of(data_file.relative)
+    stream = files.open_input_stream(data_file.path, compression=codec)  # by itself Arrow looks at the path, case and all
+    if codec is None:
         return stream
     return pa.PythonFile(_Counted(stream, data_file), mode="r")
 

@@ -24,7 +24,10 @@ _HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """One file of a source. ``relative`` is its path below the root that the user named, ``stamp`` changes when it is replaced."""
+    """One file of a source. ``relative`` is its path below the root that the user named, or its name: its suffixes say what it holds.
+
+    ``stamp`` changes when it is replaced.
+    """
 
     path: str
     relative: str
@@ -114,7 +117,8 @@ def _refuse_tables(location: Location, root: str, relatives: Sequence[str], list
 
 def _single(location: Location, info: fs.FileInfo) -> tuple[FileKind, tuple[DataFile, ...]]:
     location.check_file(info.path)
-    name = info.base_name if location.local else info.base_name.partition("?")[0]  # a signed address has options
+    path = info.path.partition("?")[0] if location.is_web else info.path  # a signed address has options
+    name = PurePosixPath(path).name
     kind = kind_of(name)
     if kind is None:
         suffix = PurePosixPath(name).suffix or "a file without suffix"

@@ -27,7 +27,7 @@ SUFFIXES: dict[FileKind, tuple[str, ...]] = {
         *(".html", ".htm", ".xml", ".eml", ".srt", ".vtt", ".log"),
     ),
 }
-COMPRESSIONS = (".gz", ".zst", ".bz2")  # of JSON lines and CSV
+_CODECS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}  # of JSON lines and CSV, as Arrow names them
 DATABASES = (".duckdb", ".ddb", ".db", ".sqlite", ".sqlite3")
 
 _SHOWN = [f"{kind} ({', '.join(suffixes[:2])})" for kind, suffixes in SUFFIXES.items()]
@@ -40,16 +40,26 @@ KNOWN = (
 def kind_of(name: str) -> FileKind | None:
     """File kind by the suffix of a file's name, ignoring case."""
     plain = name.lower()
-    bare = next((plain.removesuffix(end) for end in COMPRESSIONS if plain.endswith(end)), None)
+    bare = uncompressed(plain)
     for kind, suffixes in SUFFIXES.items():
-        if plain.endswith(suffixes) or (bare is not None and kind in (FileKind.JSONL, FileKind.CSV) and bare.endswith(suffixes)):
+        if plain.endswith(suffixes) or (kind in (FileKind.JSONL, FileKind.CSV) and bare.endswith(suffixes)):
             return kind
     return None
 
 
+def codec_of(name: str) -> str | None:
+    """Arrow's name of the compression by the suffix of a file's name, ignoring case; None for a file that is not compressed."""
+    return next((codec for end, codec in _CODECS.items() if name.lower().endswith(end)), None)
+
+
+def uncompressed(name: str) -> str:
+    """The name without the suffix of a compression."""
+    return next((name[: -len(end)] for end in _CODECS if name.lower().endswith(end)), name)
+
+
 def stem_of(name: str) -> str:
     """The name without the suffixes that say its kind: ``docs`` of ``docs.csv.gz``."""
-    bare = next((name[: -len(end)] for end in COMPRESSIONS if name.lower().endswith(end)), name)
+    bare = uncompressed(name)
     ends = [end for suffixes in SUFFIXES.values() for end in suffixes]
     return next((bare[: -len(end)] for end in ends if bare.lower().endswith(end)), bare)
 

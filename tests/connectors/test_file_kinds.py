@@ -247,6 +247,16 @@ def test_a_torn_arrow_file_is_named(tmp_path: Path, cut: int) -> None:
         open_source(put(tmp_path, "x.arrow", whole[:-cut]))
 
 
+def test_the_suffix_of_a_compression_may_be_in_upper_case(tmp_path: Path) -> None:
+    assert read(put(tmp_path, "DOCS.CSV.GZ", gzip.compress(b"id,text\n1,a\n"))).to_pylist() == [{"id": 1, "text": "a"}]
+
+
+def test_a_bomb_is_known_by_its_name_whatever_is_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("connectors.files.stream.FREE_BYTES", 1 << 10)
+    with pytest.raises(SourceError, match=r"what\?\.csv\.gz becomes more than"):
+        read(put(tmp_path, "what?.csv.gz", gzip.compress(b"text\n" + b"aaaaaaaaa\n" * 100_000)))
+
+
 def test_a_torn_gzip_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"x.jsonl.gz is damaged: Truncated .*; write it again"):
         open_source(put(tmp_path, "x.jsonl.gz", gzip.compress(b'{"a": 1}\n' * 1_000)[:-20]))

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
-import re
-import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pyarrow as pa
@@ -20,56 +17,15 @@ from connectors.errors import SourceAwayError
 from connectors.open import open_source
 from connectors.paths.pace import PacedHandler
 from connectors.paths.rules import SourceRules
+from tests.web_site import Site, web_site
 
 RULES = SourceRules(hosts=("127.0.0.1",))
 
 
-class Site:
-    """Serves ``files`` by path, parts of them on request; those below ``/plain/`` only whole, and of unknown length."""
-
-    def __init__(self) -> None:
-        self.files: dict[str, bytes] = {}
-        site = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                body = site.files.get(self.path)
-                asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("range", ""))
-                is_plain = self.path.startswith("/plain/")
-                if body is not None and asked and not is_plain:
-                    self.send_response(206)
-                    body = body[int(asked[1]) : int(asked[2]) + 1]
-                else:
-                    self.send_response(404 if body is None else 200)
-                if not is_plain:
-                    self.send_header("content-length", str(len(body or b"")))
-                self.end_headers()
-                if self.command == "GET":
-                    self.wfile.write(body or b"")
-
-            def do_HEAD(self) -> None:
-                self.do_GET()
-
-            def log_message(self, *_: object) -> None:
-                return
-
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._http.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._http.server_address[1]}"
-        self._thread = threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.01})
-        self._thread.start()
-
-    def close(self) -> None:
-        self._http.shutdown()
-        self._thread.join()
-        self._http.server_close()
-
-
 @pytest.fixture
 def site() -> Iterator[Site]:
-    site = Site()
-    yield site
-    site.close()
+    with web_site() as site:
+        yield site
 
 
 def answers_take(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,7 +34,7 @@ def answers_take(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def bytes_alone_take(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files are listed and opened at once, and each read of their bytes takes so long."""
+    """Files are found and opened at once, and each read of their bytes takes so long."""
 
     def at_once(method: Callable[[PacedHandler, Any], Any]) -> Callable[[PacedHandler, Any], Any]:
         def call(handler: PacedHandler, asked: Any) -> Any:
