@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -40,16 +41,17 @@ class FilesReading:
         self._kind = kind
         self._data_files = data_files
         self._form = form
+        self._unstamped = secrets.token_hex(32)  # in place of a stamp: such a file may have changed by the next opening
 
     def fingerprint(self) -> str | None:
-        """Over each file's path below the root, size and time of change, as they are now; None where one is gone."""
+        """Over each file's path below the root, size and stamp, as they are now; None where one is gone."""
         files = self._location.files
         with reading(self.origin.path, self._kind):
             infos = files.get_file_info([data_file.path for data_file in self._data_files])
             if any(info.type != fs.FileType.File for info in infos):
                 return None
             now = [DataFile.of(files, info, old.relative) for info, old in zip(infos, self._data_files, strict=True)]
-        facts = [[data_file.relative, data_file.size_bytes, data_file.stamp] for data_file in now]
+        facts = [[data_file.relative, data_file.size_bytes, data_file.stamp or self._unstamped] for data_file in now]
         return hashlib.sha256(json.dumps([self._kind, facts, *self._told()]).encode()).hexdigest()
 
     def _told(self) -> list[object]:

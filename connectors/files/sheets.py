@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import secrets
 import shutil
 import subprocess
 import sys
@@ -42,6 +43,7 @@ class SheetReading:
             raise SourceError(f"{location.label} has {self._file.size_bytes:,} bytes; the limit for a workbook is {MAX_BYTES:,}")
         self.origin = Origin(location.uri, table)
         self.name = source_name(stem_of(Path(self._file.path).name))
+        self._unstamped = secrets.token_hex(32)  # in place of a stamp: such a file may have changed by the next opening
 
     def fingerprint(self) -> str | None:
         with reading(self.origin.path, "a workbook"):
@@ -49,7 +51,8 @@ class SheetReading:
         if info.type != fs.FileType.File:
             return None
         now = DataFile.of(self._location.files, info, self._file.relative)
-        return hashlib.sha256(json.dumps(["sheet", now.relative, now.size_bytes, now.stamp, self.origin.table]).encode()).hexdigest()
+        facts = ["sheet", now.relative, now.size_bytes, now.stamp or self._unstamped, self.origin.table]
+        return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
     @contextmanager
     def rows(self) -> Iterator[Rows]:

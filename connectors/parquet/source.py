@@ -64,7 +64,7 @@ class ParquetSource(Closing):
         return last.row_start + last.row_count
 
     def fingerprint(self) -> str:
-        """Over each file's path below the root, size, time of change and footer; the place of the root itself does not count."""
+        """Over each file's path below the root, size, stamp and footer; the place of the root itself does not count."""
         digest = hashlib.sha256()
         for data_file, footer in zip(self._data_files, self._footers, strict=True):
             schema = footer.schema.to_string(show_field_metadata=False, show_schema_metadata=False)

@@ -17,6 +17,7 @@ from connectors.errors import SourceError
 from connectors.paths.location import Location
 from connectors.paths.marks import NAMES, above, between, marked, marks_of
 from connectors.paths.names import KNOWN, FileKind, kind_of
+from connectors.paths.pace import PacedHandler
 
 _MAGIC = re.compile(r"[*?\[]")
 _HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
@@ -26,13 +27,13 @@ _HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 class DataFile:
     """One file of a source. ``relative`` is its path below the root that the user named, or its name: its suffixes say what it holds.
 
-    ``stamp`` changes when it is replaced.
+    ``stamp`` changes when it is replaced; None where nothing tells that, but reading it.
     """
 
     path: str
     relative: str
     size_bytes: int
-    stamp: str
+    stamp: str | None
 
     @classmethod
     def of(cls, files: fs.FileSystem, info: fs.FileInfo, relative: str) -> DataFile:
@@ -141,13 +142,15 @@ def _common_kind(location: Location, names: Sequence[str], nothing: str) -> File
     return tables[0] if tables else FileKind.TEXT
 
 
-def _stamp(files: fs.FileSystem, info: fs.FileInfo) -> str:
-    """A value that changes when a file is replaced, known without reading it: the time of change, or fsspec's ``ukey``."""
+def _stamp(files: fs.FileSystem, info: fs.FileInfo) -> str | None:
+    """A value that changes when a file is replaced, known without reading it: the time of change, or what fsspec knows; else None."""
     if info.mtime_ns is not None:
         # Object stores give the same time in seconds or finer, depending on whether the file was listed or asked for by name.
         return str(info.mtime_ns if isinstance(files, fs.LocalFileSystem) else info.mtime_ns // 10**9)
     handler = getattr(files, "handler", None)
-    return str(handler.fs.ukey(info.path)) if isinstance(handler, fs.FSSpecHandler) else ""
+    if isinstance(handler, PacedHandler):
+        return handler.stamp(info.path)
+    return str(handler.fs.ukey(info.path)) if isinstance(handler, fs.FSSpecHandler) else None
 
 
 def _is_hidden(relative: str) -> bool:

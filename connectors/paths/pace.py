@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -17,6 +18,7 @@ from connectors.errors import SourceAwayError
 WINDOW_S = 60.0  # spent waiting for the source's server
 MIN_BYTES_S = 32 << 10
 ASKED_BYTES = 64 << 10  # what an answer counts as at least: asking for many small files takes longer than reading them
+_TELLING = ("ETag", "Content-MD5", "Digest", "Last-Modified")  # headers that fsspec keeps
 T = TypeVar("T")
 
 
@@ -69,6 +71,14 @@ class PacedHandler(fs.FSSpecHandler):  # type: ignore[misc]  # Arrow has no type
 
     def get_file_info_selector(self, selector: Any) -> Any:
         return self._pace.timed(super().get_file_info_selector, selector)
+
+    def stamp(self, path: str) -> str | None:
+        """What the server tells of a file's content, which is another for another one; None where it tells nothing.
+
+        fsspec's ``ukey`` is made of the address alone.
+        """
+        told = self._pace.timed(self.fs.info, path)
+        return json.dumps([told.get(name) for name in _TELLING]) if any(name in told for name in _TELLING) else None
 
     def open_input_stream(self, path: str) -> Any:
         return self.open_input_file(path)

@@ -45,7 +45,7 @@ def bytes_alone_take(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
 
         return call
 
-    for name in ("get_file_info", "open_input_file"):
+    for name in ("get_file_info", "stamp", "open_input_file"):
         monkeypatch.setattr(PacedHandler, name, at_once(getattr(PacedHandler, name)))
 
 

@@ -37,6 +37,7 @@ def asked() -> Iterator[tuple[str, list[tuple[str, str | None]]]]:
             body = b'{"text": "one"}\n'
             self.send_response(200 if SECRET in self.path or self.headers.get("authorization") else 401)
             self.send_header("content-length", str(len(body)))
+            self.send_header("etag", '"1"')  # by which a copy that is lost may be made again
             self.end_headers()
             self.wfile.write(body)
 
