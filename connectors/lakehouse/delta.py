@@ -15,6 +15,7 @@ from connectors.copied.source import Rows
 from connectors.edge import reading
 from connectors.lakehouse.extra import extra
 from connectors.lakehouse.inside import check_below, check_folder, plain_batches, plain_types
+from connectors.lakehouse.storage import storage_of
 from connectors.parquet.source import name_of
 from connectors.paths.location import Location
 
@@ -58,6 +59,7 @@ class DeltaReading:
 
     def _open(self) -> Any:
         check_folder(self._location)
+        storage = storage_of(self._location, "a Delta table")
         library = extra("deltalake", "delta", "a Delta table")
         with reading(self.origin.path, "a Delta table"):
-            return library.DeltaTable(self._location.path if self._location.local else self._location.uri)
+            return library.DeltaTable(storage.address, storage_options=storage.for_object_store())

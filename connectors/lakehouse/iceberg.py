@@ -18,9 +18,11 @@ from connectors.edge import reading
 from connectors.errors import SourceError
 from connectors.lakehouse.extra import extra
 from connectors.lakehouse.inside import check_folder, check_named, plain_batches, plain_types
+from connectors.lakehouse.storage import storage_of
 from connectors.parquet.source import name_of
 from connectors.paths.location import Location
 
+_S3 = ("s3", "s3a", "s3n")
 _VERSION = re.compile(r"^(?:v(?P<hadoop>\d+)(?:\.gz)?|(?P<catalog>\d+)-[^/]*)(?:\.gz)?\.metadata\.json$")
 
 
@@ -51,14 +53,18 @@ class IcebergReading:
 
     def _open(self) -> Any:
         check_folder(self._location)
+        address = self._address(self._metadata_file())
+        if not _is_s3(address):
+            storage_of(self._location, "an Iceberg table")  # for its refusals: the library is told nothing
         tables, files, serializers, noop, _ = (
             extra(f"pyiceberg.{module}", "iceberg", "an Iceberg table")
             for module in ("table", "io", "serializers", "catalog.noop", "io.pyarrow")
         )
-        address = self._address(self._metadata_file())
         with reading(self.origin.path, "an Iceberg table"):
             # Not `StaticTable.from_metadata`: it gives the table's own properties to the IO, and those name classes to import, and hosts.
             io = files.load_file_io({}, address)
+            if _is_s3(address):
+                io = _sharing(io, self._location)
             if self._location.rules is not None:
                 io = _watched(io, self._location)
             metadata = serializers.FromInputFile.table_metadata(io.new_input(address))
@@ -84,6 +90,21 @@ class IcebergReading:
                 "table's, so export it from there"
             )
         return str(best[0])
+
+
+def _is_s3(address: str) -> bool:
+    return address.lower().startswith("s3://")
+
+
+def _sharing(io: Any, location: Location) -> Any:
+    """The table's file IO, with the file system that reached the table for all of S3: it has the region, endpoint and login."""
+    others = io.fs_by_scheme
+
+    def fs_by_scheme(scheme: str, netloc: str | None) -> Any:
+        return location.files if scheme in _S3 else others(scheme, netloc)
+
+    io.fs_by_scheme = fs_by_scheme
+    return io
 
 
 def _watched(io: Any, location: Location) -> Any:

@@ -15,6 +15,7 @@ from connectors.edge import reading
 from connectors.errors import SourceError
 from connectors.lakehouse.extra import extra
 from connectors.lakehouse.inside import check_folder, plain_batches, plain_types
+from connectors.lakehouse.storage import storage_of
 from connectors.parquet.source import name_of
 from connectors.paths.location import Location
 
@@ -41,9 +42,10 @@ class LanceReading:
     @contextmanager
     def rows(self) -> Iterator[Rows]:
         check_folder(self._location)
+        storage = storage_of(self._location, "a Lance data set")
         library = extra("lance", "lance", "a Lance data set")
         with reading(self.origin.path, "a Lance data set"):
-            found = library.dataset(self._location.path if self._location.local else self._location.uri)
+            found = library.dataset(storage.address, storage_options=storage.for_object_store())
             outside = [base.path for base in getattr(found, "base_paths", dict)().values()] if self._location.rules is not None else []
         if outside:
             raise SourceError(f"{self._location.label} keeps files outside its folder ({outside[0]}); submit it as the server's own user")

@@ -89,12 +89,11 @@ def _local(path: str, uri: str, rules: SourceRules | None) -> Location:
 
 
 def _remote(uri: str, scheme: str) -> Location:
-    options = _OPTIONS.search(uri)
-    asked = options[0] if options else ""
+    bare, asked = split_options(uri)
+    asked = f"?{asked}" if asked else ""
     if scheme.lower() in _GOOGLE and "retry_limit_seconds" not in asked:
         asked += f"{'&' if asked else '?'}retry_limit_seconds={_GOOGLE_S}"
-    body = uri[len(scheme) : options.start() if options else None]
-    host, _, key = body.partition("/")
+    host, _, key = bare[len(scheme) :].partition("/")
     with reading(uri):
         try:
             # Only the host goes through the parser: a path may hold literal spaces, brackets and percent signs.
@@ -106,6 +105,12 @@ def _remote(uri: str, scheme: str) -> Location:
                 return _through_fsspec(uri, scheme)
             raise SourceError(f"cannot use the address {shown(uri)}: {shown(str(error))}") from error
     return Location(files, f"{base.rstrip('/')}/{key}".rstrip("/") or "/", uri)
+
+
+def split_options(uri: str) -> tuple[str, str]:
+    """An address without its options, and these: ``a=1&b=2``, or nothing."""
+    options = _OPTIONS.search(uri)
+    return (uri, "") if options is None else (uri[: options.start()], options[0][1:])
 
 
 def _through_fsspec(uri: str, scheme: str) -> Location:
