@@ -29,6 +29,7 @@ _CONFIG: Settings = {"enable_external_access": "false", "memory_limit": "2GB"}
 # ATTACH needs access to a file, network or extension; the query that comes after it does not.
 _ATTACH_CONFIG: Settings = {"memory_limit": "2GB", "python_enable_replacements": "false"}
 _ATTACHED_CONFIG = ("set enable_external_access = false", "set lock_configuration = true")
+_EXACT = "pg_numeric_as_varchar"  # of Postgres: `numeric` without precision, or with more than 38 digits
 _TABLES = """
     select schema_name, table_name from duckdb_tables() where not internal and database_name = current_database()
     union all
@@ -61,10 +62,11 @@ class Database:
 
     @classmethod
     @contextmanager
-    def attach(cls, address: str, scratch: Path | None = None) -> Iterator[Database]:
+    def attach(cls, address: str, scratch: Path | None = None, *, exact: bool = False) -> Iterator[Database]:
         """Attach a database that DuckDB's ATTACH takes, read-only. Its queries can reach no other file.
 
         ``scratch``: folder for what a query writes beyond its memory; None: the system's temporary folder.
+        ``exact``: numbers that no decimal of DuckDB holds are text, where the extension offers it; else doubles, as queries calculate with.
 
         Raises `SourceError`, also for an extension that is not installed here.
         """
@@ -77,7 +79,7 @@ class Database:
                 )
                 connection.execute(f"attach '{quoted}' as origin (read_only{kind})")
                 connection.execute("use origin")
-                for setting in _ATTACHED_CONFIG:
+                for setting in (*_exact_numbers(connection, exact), *_ATTACHED_CONFIG):
                     connection.execute(setting)
                 yield cls(Path(shown(address)), connection)
             except duckdb.Error as error:
@@ -145,6 +147,12 @@ class Database:
             return listed(self.tables()) or "none"
         except SourceError:
             return "not known after this failure"
+
+
+def _exact_numbers(connection: Any, exact: bool) -> list[str]:
+    """The settings for exact numbers that the extension of an attached database knows."""
+    known = connection.execute("select name from duckdb_settings() where name = $1", [_EXACT]).fetchall() if exact else []
+    return [f"set {name} = true" for (name,) in known]
 
 
 def _cannot_open(path: Path, error: duckdb.Error) -> SourceError:

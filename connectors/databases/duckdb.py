@@ -54,7 +54,7 @@ class AttachedReading:
     @contextmanager
     def rows(self) -> Iterator[Rows]:
         with (
-            Database.attach(self.origin.path, self._scratch) as database,
+            Database.attach(self.origin.path, self._scratch, exact=self.origin.table is not None) as database,
             database.rows(self.origin.table, self.origin.query) as rows,
         ):
             yield rows

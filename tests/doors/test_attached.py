@@ -31,6 +31,13 @@ def test_its_own_tables_are_read(attached: Database) -> None:
     assert rows(attached, "select text from docs") == [{"text": "one"}]
 
 
+def test_exact_numbers_are_asked_of_an_extension_only_where_it_offers_them(tmp_path: Path) -> None:
+    with duckdb.connect(tmp_path / "shop.duckdb") as made:
+        made.execute("create table docs as select 'one' as text")
+    with Database.attach(str(tmp_path / "shop.duckdb"), exact=True) as database:
+        assert rows(database, "select text from docs") == [{"text": "one"}]
+
+
 @pytest.mark.parametrize(
     "query",
     [
