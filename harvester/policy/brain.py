@@ -129,8 +129,7 @@ class Brain:
 
         The time of its online work alone is the model's share of the actual time: the machine's speed affects both alike.
         """
-        gaps = max(0, len(ran.online) - len(ran.first_tokens))
-        self._alone.ran(seconds, ran.online_share(self._parts.model) * seconds, ran.first_tokens, gaps, now_s)
+        self._alone.ran(seconds, ran.online_share(self._parts.model) * seconds, ran.first_tokens, ran.gaps, now_s)
 
     def choose_copies(self, state: CopyState) -> None:
         """Choose what the next step copies to the host; called once a step, while it runs."""

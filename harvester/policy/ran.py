@@ -15,7 +15,8 @@ NO_LOAD = StepLoad()
 class StepRan:
     """What a step computed. ``online``: names of its online requests; ``served``: offline tokens by job.
 
-    ``online_load``: load of those alone. ``first_tokens``: names of the requests that got their first token in it.
+    ``online_load``: load of those alone. ``first_tokens``: names of the online requests that got their first token
+    in it; ``gaps``: number of those that got a further token.
     Empty ``load``: the step ended early and computed nothing.
     ``admitted_tokens``: tokens of the offline rows that it admitted; ``cached_tokens``: those of them that were found in a cache. The same
     of its online requests: ``chat_admitted_tokens`` and ``chat_cached_tokens``. ``chat_blocks``: KV blocks that those ask for;
@@ -30,6 +31,7 @@ class StepRan:
     cached_tokens: int = 0
     online_load: StepLoad = NO_LOAD
     first_tokens: Sequence[str] = ()
+    gaps: int = 0
     recomputed: Mapping[str, int] = field(default_factory=dict)
     chat_admitted_tokens: int = 0
     chat_cached_tokens: int = 0

@@ -203,6 +203,8 @@ def ran_of(load: StepLoad, step: Scheduled) -> StepRan:
         if track.offline:
             served[track.request.job] += tokens
     admitted, chat = [track for track in step.admitted if track.offline], [track for track in step.admitted if not track.offline]
+    answered = [track for track, tokens in online.items() if tokens >= track.left]
+    first = [track.name for track in answered if not track.emitted]
     return StepRan(
         load,
         [track.name for track in online],
@@ -210,7 +212,8 @@ def ran_of(load: StepLoad, step: Scheduled) -> StepRan:
         sum(track.tokens for track in admitted),
         sum(track.computed for track in admitted),
         load_of(online) if served else load,
-        [track.name for track, tokens in online.items() if not track.emitted and tokens >= track.left],
+        first,
+        len(answered) - len(first),
         {track.name: max(0, track.tokens - 1 - track.computed) for track in admitted if track.preemptions},
         sum(track.tokens for track in chat),
         sum(track.computed for track in chat),

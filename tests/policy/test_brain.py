@@ -104,6 +104,17 @@ def test_what_has_finished_is_forgotten_and_what_is_not_known_is_passed_over() -
     assert (brain.online, len(brain.offline), brain.plan(seen()).ranks, brain.plan(seen()).admit) == (0, 0, {}, ())
 
 
+def test_a_chunk_of_a_prompt_is_no_gap_between_tokens() -> None:
+    brain = a_brain()
+    brain.arrive(OnlineRequest("a", prompt_tokens=5000), 0.0)
+    brain.answered(StepRan(StepLoad.prefill(2048), ("a",)), 0.06, 0.1)
+    assert (brain.chat_times.first_tokens, brain.chat_times.gaps) == (0, 0)
+    brain.answered(StepRan(StepLoad.prefill(904), ("a",), first_tokens=("a",)), 0.06, 0.2)
+    brain.answered(StepRan(StepLoad.decode(5000), ("a",), gaps=1), 0.01, 0.21)
+    times = brain.chat_times
+    assert (times.first_tokens, times.gaps, times.gap_s) == (1, 1, 0.01)
+
+
 def test_a_row_is_admitted_until_it_is_taken_and_again_when_it_has_lost_its_kv() -> None:
     brain = a_brain()
     for name in "ab":

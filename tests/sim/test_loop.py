@@ -54,6 +54,14 @@ def test_growth_beyond_the_kv_pushes_out_the_last_which_is_computed_again() -> N
     assert last.recomputed >= 31
 
 
+@pytest.mark.parametrize("max_tokens", [16, 64])
+def test_the_brain_counts_the_gaps_between_tokens_and_no_chunk_of_a_prompt_or_of_lost_kv(max_tokens: int) -> None:
+    brain = a_brain()
+    outcomes = Simulation(an_engine(total_blocks=4, max_tokens=max_tokens), brain).run([Request("a", 0.0, 31, 8), Request("b", 0.0, 31, 8)])
+    assert sum(outcome.preemptions for outcome in outcomes) > 0
+    assert (brain.chat_times.first_tokens, brain.chat_times.gaps) == (2, sum(len(outcome.gaps_s) for outcome in outcomes))
+
+
 def test_a_request_larger_than_the_engine_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match="request huge needs more than all 4 KV blocks"):
         Simulation(an_engine(total_blocks=4), a_brain()).run([Request("huge", 0.0, 60, 60)])

@@ -50,6 +50,7 @@ class Step:
     chat_taken_blocks: int = 0  # of those, what no request that ran before holds
     online_load: StepLoad = field(default_factory=StepLoad)
     first_tokens: list[str] = field(default_factory=list)  # online requests whose first token it makes
+    gaps: int = 0  # online requests that it gives a further token
     recomputed: dict[str, int] = field(default_factory=dict)  # of offline rows that had lost their KV, as `StepRan` has it
 
     @property
@@ -59,7 +60,8 @@ class Step:
             return StepRan(StepLoad())
         rows = self.admitted_tokens, self.cached_tokens
         chat = self.chat_admitted_tokens, self.chat_cached_tokens, self.chat_blocks, self.chat_taken_blocks
-        return StepRan(self.load, self.online, self.served, *rows, self.online_load, self.first_tokens, self.recomputed, *chat)
+        tokens = self.first_tokens, self.gaps
+        return StepRan(self.load, self.online, self.served, *rows, self.online_load, *tokens, self.recomputed, *chat)
 
     @property
     def rolled_back(self) -> bool:

@@ -257,16 +257,17 @@ def fill_in(scheduler: Scheduler, step: Step, rows: Mapping[str, OfflineRow], pr
     """Fill in what the step planned last computes, and for whom. ``rows``: the offline requests that have not ended."""
     requests, step.admitted = scheduler.requests, admitted(step.output)
     for name, tokens in step.output.num_scheduled_tokens.items():
-        request, row = requests.get(name), rows.get(name)
-        before = 0
+        request, row, before = requests.get(name), rows.get(name), 0
         if request is not None:  # else it is gone
             before = step.computed[name] = request.num_computed_tokens - tokens
         if row is not None:
             step.served[row.job] = step.served.get(row.job, 0) + tokens
             continue
         step.online.append(name)
-        if request is not None and before < request.num_prompt_tokens <= before + tokens and not request.num_output_tokens:
-            step.first_tokens.append(name)
+        if request is not None and before + tokens >= request.num_tokens:  # else a part of a prompt or of lost KV: it gets no token
+            first = before < request.num_prompt_tokens and not request.num_output_tokens
+            step.first_tokens += [name] if first else []
+            step.gaps += not first
     for name in step.admitted:
         if name in step.computed and name in rows:
             step.admitted_tokens += requests[name].num_tokens
