@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -151,6 +152,8 @@ def test_a_profile_learnt_with_other_graphs_is_not_used(tmp_path: Path, later: G
     for _ in range(100):
         profile.model.observe(StepLoad.decode(100), 0.01)
     profile.save()
+    while profile.is_saving:
+        time.sleep(0.001)
     assert json.loads((tmp_path / "profile.json").read_text())["graphs"] == {"decode": [1, 2, 4], "mixed": [1, 2, 4, 8]}
     assert Profile(path, SIZES).model.reach_tokens == 2
     anew = Profile(path, later).model

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +14,7 @@ import pytest
 
 from harvester.config import parse_config
 from harvester.engine.core import reporting
+from harvester.engine.core.profile import Profile
 from harvester.engine.core.reporting import SAVE_S, SAVE_STEPS, Reporting
 from harvester.engine.core.steps import Step
 from harvester.engine.launch import profiles
@@ -18,7 +22,7 @@ from harvester.engine.launch.profiles import profile_path
 from harvester.engine.shared.settings import Settings
 from harvester.engine.shared.state import Count, Field, SharedState
 from harvester.model_config import CheckpointConfig, ScheduleConfig, ShareConfig, SloConfig
-from harvester.policy.model.latency import LatencyModel
+from harvester.policy.model.latency import LatencyModel, StepLoad
 from harvester.policy.model.prediction import LengthPredictor
 from jobs.hint import PROFILE, VERIFY
 
@@ -30,10 +34,10 @@ ENGINE = SimpleNamespace(
 
 
 class Kept:
-    """In the place of a `Profile`: counts how often it is written."""
+    """In the place of a `Profile`: counts how often it is written, which takes until `is_saving` is cleared."""
 
     def __init__(self) -> None:
-        self.model, self.saves = LatencyModel(), 0
+        self.model, self.saves, self.is_saving = LatencyModel(), 0, False
 
     def save(self) -> None:
         self.saves += 1
@@ -74,8 +78,46 @@ def test_the_file_is_written_after_enough_steps_and_enough_time(world: World) ->
 def test_the_file_is_written_once_when_the_front_end_asks(world: World) -> None:
     world.shared[Field.SAVE_PROFILE] = 1
     assert world.step(1, 0.0) == 1
-    assert world.shared[Field.SAVED_PROFILE] == 1
     assert world.step(2, 0.0) == 1
+    assert world.shared[Field.SAVED_PROFILE] == 1
+
+
+def test_the_front_end_is_told_once_the_file_is_written_and_what_it_asked_meanwhile_is_written_after_it(world: World) -> None:
+    world.shared[Field.SAVE_PROFILE] = 1
+    world.step(1, 0.0)
+    world.profile.is_saving = True
+    world.shared[Field.SAVE_PROFILE] = 2
+    assert world.step(2, 0.0) == 1, "one at a time"
+    assert world.shared[Field.SAVED_PROFILE] == 0
+    world.profile.is_saving = False
+    assert world.step(3, 0.0) == 2
+    assert world.shared[Field.SAVED_PROFILE] == 1
+    world.step(4, 0.0)
+    assert world.shared[Field.SAVED_PROFILE] == 2
+
+
+def until_written(profile: Profile) -> None:
+    while profile.is_saving:
+        time.sleep(0.001)
+
+
+def test_a_folder_that_does_not_answer_holds_up_no_step(world: World, tmp_path: Path) -> None:
+    path = tmp_path / "profile.json"
+    profile = Profile(path)
+    profile.model.observe(StepLoad.decode(100), 0.01)
+    pipe = path.with_name(f".profile.json.{os.getpid()}")  # the file that is written first: here a write waits for a reader
+    os.mkfifo(pipe)
+    world.shared[Field.SAVE_PROFILE] = 1
+    for number in range(1, 40):
+        world.report.learnt(profile, Step(number, None, 1, False, 0.0, 0.0), LengthPredictor())
+        profile.model.observe(StepLoad.decode(200), 0.02)
+    assert profile.is_saving
+    assert world.shared[Field.SAVED_PROFILE] == 0
+    assert json.loads(pipe.read_text())["steps"] == 1, "the model as it was when the save began"
+    until_written(profile)
+    world.report.learnt(profile, Step(40, None, 1, False, 0.0, 0.0), LengthPredictor())
+    assert world.shared[Field.SAVED_PROFILE] == 1
+    assert path.exists()
 
 
 @pytest.mark.parametrize(

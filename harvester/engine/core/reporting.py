@@ -34,6 +34,7 @@ class Reporting:
         self._segments = segments(parallel.tensor_parallel_size, vllm_config.device_config.device_type != "cpu")
         self._told = self._saved = 0  # step numbers: of the last model written, and of the last profile saved
         self._saved_s = time.monotonic()
+        self._wish: float | None = None  # the request of the front end that the profile being saved meets
 
     @property
     def can_end_steps(self) -> bool:
@@ -134,19 +135,15 @@ class Reporting:
             shared.add(Count.DETECTED, 1)
 
     def learnt(self, profile: Profile, step: Step, predictor: LengthPredictor, chat_fresh: float) -> None:
-        """Publish the latency model and the accuracy of predicted lengths now and then. Write the profile when asked, or when it is old."""
+        """Publish the latency model and the accuracy of predicted lengths now and then. Save the profile when asked, or when it is old."""
         shared = self._shared
         if shared is None or step.number is None:
             return
-        wish = shared[Field.SAVE_PROFILE]
-        if wish > shared[Field.SAVED_PROFILE]:
-            self._save(profile, step.number)
-            shared[Field.SAVED_PROFILE] = wish
+        if not profile.is_saving:
+            self._keep(profile, step.number, shared)
         if step.number - self._told < MODEL_EVERY:
             return
         self._told = step.number
-        if step.number - self._saved >= SAVE_STEPS and time.monotonic() - self._saved_s >= SAVE_S:
-            self._save(profile, step.number)
         model = profile.model
         for place, value in enumerate(model.coefficients):
             shared[Field.MODEL + place] = value
@@ -164,6 +161,11 @@ class Reporting:
         if found.error is not None:
             shared.set(Count.LENGTH_ERROR, found.error)
 
-    def _save(self, profile: Profile, number: int) -> None:
-        profile.save()
-        self._saved, self._saved_s = number, time.monotonic()
+    def _keep(self, profile: Profile, number: int, shared: SharedState) -> None:
+        """Tell the front end which of its requests is met by what was saved, and save when it asked again or the file is old."""
+        if self._wish is not None:
+            shared[Field.SAVED_PROFILE], self._wish = self._wish, None
+        wish, now_s = shared[Field.SAVE_PROFILE], time.monotonic()
+        if wish > shared[Field.SAVED_PROFILE] or (number - self._saved >= SAVE_STEPS and now_s - self._saved_s >= SAVE_S):
+            profile.save()
+            self._wish, self._saved, self._saved_s = wish, number, now_s
