@@ -7,7 +7,7 @@ everything that it has to do. The brain itself acts on nothing and reads no cloc
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from itertools import islice
 from typing import NamedTuple
@@ -105,11 +105,14 @@ class Brain:
             self._parts.gaps.finish(name)
             self._alone.finish(name)
             return
-        row = self._parts.offline.known.get(name)
-        if row is not None:
+        if (row := self._parts.offline.known.get(name)) is not None:
             self._gave_way.discard(name)
             self._parts.admission.ended(row, answer_tokens)
             self._parts.offline.end(name)
+
+    def gave_way(self, names: Iterable[str]) -> None:
+        """These rows lose their KV for chat beyond what was planned. Admission is not to blame that it is computed again."""
+        self._gave_way.update(names)
 
     def observe(self, ran: StepRan, seconds: float, now_s: float) -> None:
         """Learn from a step that took ``seconds`` and ended at ``now_s``."""

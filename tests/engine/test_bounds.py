@@ -73,6 +73,19 @@ def test_a_chat_on_another_adapter_takes_the_place_of_rows_that_are_paused(adapt
     until_ended(adapted, {"chat-b", "row-a"})
 
 
+def test_what_rows_compute_again_after_a_chat_on_another_adapter_is_not_put_down_to_admission(adapted: Drive) -> None:
+    admission, again = adapted.scheduler._brain.parts.admission, list[int]()
+    ran = admission.ran
+    admission.ran = lambda computed, recomputed: again.append(recomputed) or ran(computed, recomputed)
+    ask(adapted, "row-a", 410, 20, offline=True)
+    for _ in range(4):
+        adapted.step()
+    ask(adapted, "chat-b", 40, 5, offline=False)
+    until_ended(adapted, {"chat-b", "row-a"})
+    assert adapted.requests["row-a"].num_preemptions == 1
+    assert sum(again) == 0
+
+
 def test_an_adapter_that_chat_has_is_waited_for_and_the_others_go_on(adapted: Drive) -> None:
     ask(adapted, "chat-a", 40, 30, offline=False)
     adapted.step()

@@ -40,8 +40,11 @@ def taken_by_chats(scheduler: Any) -> frozenset[int]:
     return adapters if len(adapters) >= scheduler.lora_config.max_loras else frozenset()
 
 
-def with_adapters(scheduler: Any, plan: Plan, batch: Sequence[Any]) -> Plan:
-    """The plan, with rows preempted for the first chat in rank order that waits for them, if it lacks a place for its adapter."""
+def with_adapters(scheduler: Any, plan: Plan, batch: Sequence[Any], gave_way: Callable[[Iterable[str]], None]) -> Plan:
+    """The plan, with rows preempted for the first chat in rank order that waits for them, if it lacks a place for its adapter.
+
+    ``gave_way``: called with the names of these rows.
+    """
     if scheduler.lora_config is None or not scheduler.waiting.has_online:
         return plan
     names, waiting = {request.request_id for request in batch}, scheduler.waiting
@@ -53,6 +56,7 @@ def with_adapters(scheduler: Any, plan: Plan, batch: Sequence[Any]) -> Plan:
     gone = [stay[at] for at in rows_in_the_way(0 if turn is None else adapter_of(turn), running, scheduler.lora_config.max_loras)]
     if not gone:
         return plan
+    gave_way([batch[place].request_id for place in gone])
 
     def left(places: Sequence[int]) -> tuple[int, ...]:
         return tuple(place for place in places if place not in gone)

@@ -133,7 +133,8 @@ class HarvestScheduling(Stock):
         if self.failed_recving_kv_req_ids and rollback.begin_anew(self):
             self._ahead.clear()
         now_s = time.monotonic()
-        plan = bounds.with_adapters(self, self._ahead.take() or self._brain.plan(self._view(now_s)), self.running)
+        plan = self._ahead.take() or self._brain.plan(self._view(now_s))
+        plan = bounds.with_adapters(self, plan, self.running, self._brain.gave_way)
         with self._applied(plan, now_s):
             output = super().schedule(throttle_prefills)
         self._report.planned(plan)
