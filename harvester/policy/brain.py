@@ -12,6 +12,7 @@ from functools import partial
 from itertools import islice
 from typing import NamedTuple
 
+from harvester.policy.admission.adapters import AdapterTurns
 from harvester.policy.admission.rule import Rows, Space
 from harvester.policy.admission.shortage import given_up, short_of_kv, yielding
 from harvester.policy.kv.policy import CopyState
@@ -24,7 +25,7 @@ from harvester.policy.order.online import OnlineRequest
 from harvester.policy.order.predicted import PredictedRequests
 from harvester.policy.order.turns import give_up, left_out, ranked
 from harvester.policy.parts import Parts
-from harvester.policy.ran import StepRan
+from harvester.policy.ran import StepRan, averaged
 from harvester.policy.step.batch import Batch, batch_of
 from harvester.policy.step.freed import at, newest_offline, without
 from harvester.policy.step.guarantee import MAX_TRIED, first_rows, in_turn, led, no_rows, owed
@@ -33,8 +34,6 @@ from harvester.policy.step.preempt import PLANNED_SLOWDOWN, best_step_s, detect_
 from harvester.policy.step.share import PROMPTS_PER_STEP
 from harvester.policy.step.view import Owed, StepPlan, StepView
 from harvester.policy.view import EngineView, Plan, PolicyConfig
-
-FRESH_STEPS = 8  # steps with admissions that the share of computed prompt tokens is averaged over
 
 
 class Brain:
@@ -51,6 +50,7 @@ class Brain:
         self._online_at_s = -math.inf  # when an online request was last open
         self._gave_way: set[str] = set()  # offline rows whose KV was last taken for chat
         self._alone = ChatAlone(config.max_slowdown, PLANNED_SLOWDOWN)
+        self._adapters = AdapterTurns()
         self._fresh = 1.0  # average share of an admitted offline row's tokens that is computed, not cached
         self._chat_fresh = 1.0  # the same of an online request
         self._chat_own = 1.0  # average share of an admitted online request's KV blocks that no request held before
@@ -122,10 +122,12 @@ class Brain:
         for job, tokens in ran.served.items():
             self._parts.offline.charge(job, tokens)
         again = sum([tokens for name, tokens in ran.recomputed.items() if name not in self._gave_way]) if ran.recomputed else 0
-        self._parts.admission.ran(sum(ran.served.values()), again)
-        self._fresh = _averaged(self._fresh, ran.cached_tokens, ran.admitted_tokens)
-        self._chat_fresh = _averaged(self._chat_fresh, ran.chat_cached_tokens, ran.chat_admitted_tokens)
-        self._chat_own = _averaged(self._chat_own, ran.chat_blocks - ran.chat_taken_blocks, ran.chat_blocks)
+        computed = sum(ran.served.values())
+        self._parts.admission.ran(computed, again)
+        self._adapters.ran(computed)
+        self._fresh = averaged(self._fresh, ran.cached_tokens, ran.admitted_tokens)
+        self._chat_fresh = averaged(self._chat_fresh, ran.chat_cached_tokens, ran.chat_admitted_tokens)
+        self._chat_own = averaged(self._chat_own, ran.chat_blocks - ran.chat_taken_blocks, ran.chat_blocks)
 
     def answered(self, ran: StepRan, seconds: float, now_s: float) -> None:
         """A step was answered ``seconds`` after it began. Call it before the next plan; `observe` may come later.
@@ -197,13 +199,15 @@ class Brain:
         waits for rows of others, the step is planned as if there were no guarantee. Only a job whose row admission takes costs a plan.
         """
         order, admission = self._parts.offline, self._parts.admission
+        waiting = self._adapters.placed(order.rows, view)
         shown = self._step_view(view, ranks)
         lacks = owed(order.late(), view, order.known, lambda one: admission.holds(one, view.blocks_of))
+        lacks = [lack for lack in lacks if first_rows(waiting, lack.job, 1)]
         held_up: tuple[Rows, Owed] | None = None
-        for lack in in_turn(lacks, view, batch, order.rows, admission.blocks)[:MAX_TRIED]:
-            first = first_rows(order.rows, lack.job, min(lack.slots, view.max_seqs - view.loading - len(view.running)))
+        for lack in in_turn(lacks, view, batch, waiting, admission.blocks)[:MAX_TRIED]:
+            first = first_rows(waiting, lack.job, min(lack.slots, view.max_seqs - view.loading - len(view.running)))
             given = Owed(frozenset([row.name for row in first]), lack.blocks, sum([admission.blocks(row) for row in first]))
-            rows = led(order.rows if held_up is None else no_rows, first)
+            rows = led(waiting if held_up is None else no_rows, first)
             seen = shown(offline_next_blocks=admission.blocks(first[0]), owed=given)
             if not given.names.isdisjoint(self._admitted(seen, batch, admission.space(seen, batch, self._config), rows)):
                 tried = self._tried(view, batch, shown, rows, given)
@@ -211,7 +215,7 @@ class Brain:
                     return tried
             if held_up is None and admission.waits_for_others(first[0], lack, seen, batch, self._config):
                 held_up = rows, given
-        return self._tried(view, batch, shown, *(held_up or (order.rows, None)))
+        return self._tried(view, batch, shown, *(held_up or (waiting, None)))
 
     def _tried(self, view: EngineView, batch: Batch, shown: partial[StepView], rows: Rows, given: Owed | None) -> _Tried:
         first = list(islice(rows(()), PROMPTS_PER_STEP))
@@ -299,8 +303,3 @@ class _Tried(NamedTuple):
     seen: StepView
     step: StepPlan
     admit: tuple[str, ...]
-
-
-def _averaged(before: float, less: int, whole: int) -> float:
-    """The running mean of the share of ``whole`` that is not ``less``: tokens that were not cached, or blocks that were not shared."""
-    return before + (1.0 - less / whole - before) / FRESH_STEPS if whole else before

@@ -9,6 +9,7 @@ from harvester.policy.model.latency import LatencyModel
 from harvester.policy.model.load import StepLoad
 
 NO_LOAD = StepLoad()
+FRESH_STEPS = 8  # steps with admissions that `averaged` is the mean of
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,3 +45,8 @@ class StepRan:
             return 1.0 if self.online else 0.0
         whole_s = model.predict(self.load)
         return min(1.0, model.predict(self.online_load) / whole_s) if self.online and whole_s > 0.0 else 0.0
+
+
+def averaged(before: float, less: int, whole: int) -> float:
+    """The running mean of the share of ``whole`` that is not ``less``: tokens that were not cached, or blocks that were not shared."""
+    return before + (1.0 - less / whole - before) / FRESH_STEPS if whole else before

@@ -69,6 +69,14 @@ def unshared() -> Freeing:
     return lambda one: one.blocks_now
 
 
+class AdapterPlaces(NamedTuple):
+    """LoRA adapters: a step computes ``most`` of them. ``held``: those of all requests with KV; ``of_chats``: of the online ones alone."""
+
+    most: int
+    held: frozenset[int]
+    of_chats: frozenset[int]
+
+
 @dataclass(frozen=True, slots=True)
 class EngineView:
     """Snapshot of an engine before a step. ``running``: oldest first; a plan names requests by their places (indices) in it."""
@@ -96,6 +104,12 @@ class EngineView:
     max_segments: int = 0  # most parts that safepoints can cut a step into; 0: no step can end early
     groups: KvGroups | None = None  # how blocks follow from tokens; None: one group, of ``block_tokens``
     watermark_blocks: int = 0  # KV blocks that the engine leaves free when it admits a request beside others
+    adapters: AdapterPlaces | None = None  # None: the engine has none
+
+    @property
+    def used_tokens(self) -> int:
+        """Tokens that the KV blocks in use hold, if no group frees any."""
+        return (self.total_blocks - self.free_blocks) * self.block_tokens // (1 if self.groups is None else self.groups.count)
 
     def blocks_of(self, tokens: int) -> int:
         """KV blocks that a request with so many computed tokens holds."""

@@ -114,6 +114,22 @@ def test_rows_are_admitted_while_a_chat_waits_for_the_adapter_of_another() -> No
     until_ended(drive, {"chat-b", "row-"})
 
 
+def test_rows_whose_adapter_has_no_place_keep_no_others_out_and_get_their_turn() -> None:
+    drive = drive_of(reserved_slots=0, reserved_kv=0)
+    drive.scheduler.lora_config = SimpleNamespace(max_loras=1)
+    names = [f"{job}{number}-{adapter}" for job, adapter, count in (("one", "a", 80), ("two", "b", 4)) for number in range(count)]
+    for number, name in enumerate(names):
+        request = drive.asked(name, [1000 * number + token for token in range(40)], 20 + 3 * (number % 8), offline=True, job=name[:3])
+        request.lora_request = LoRARequest(name[-1], ord(name[-1]), "/nowhere")
+        drive.enter(request)
+    drive.step()
+    for _ in range(60):
+        assert len(drive.step()) == 8, "a row that ends is followed by the next one of its job"
+    until_ended(drive, set(names), most=1500)
+    ends = list(drive.finished)
+    assert max(ends.index(name) for name in names if name[-1] == "b") < len(ends) - 1, "they did not wait for the end of the other job"
+
+
 # -- images -------------------------------------------------------------------------------------------------------------------------
 
 

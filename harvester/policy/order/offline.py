@@ -23,7 +23,7 @@ class OfflineRow(NamedTuple):
     ``begun``: it ran before and lost its KV. ``weight``: of its job among jobs. ``slice_id``: rows of a slice stay together. ``prefix``:
     the first tokens of its prompt. ``final_blocks``: KV blocks when it has made its last allowed token. ``tokens``: known so far, prompt
     and answer, for which it needs ``blocks``. ``max_tokens``: of its answer. ``expected_tokens``: median length of such answers
-    elsewhere; None: unknown.
+    elsewhere; None: unknown. ``adapter``: number of its LoRA adapter; 0: none.
     """
 
     name: str
@@ -41,6 +41,7 @@ class OfflineRow(NamedTuple):
     prompt_tokens: int = 1
     max_tokens: int = 1
     expected_tokens: int | None = None
+    adapter: int = 0
 
     @property
     def emitted(self) -> int:

@@ -12,14 +12,9 @@ from dataclasses import replace
 from typing import Any
 from weakref import WeakSet
 
-from harvester.engine.vllm.core.reads import is_offline
+from harvester.engine.vllm.core.reads import adapter_of, is_offline
 from harvester.policy.admission.adapters import rows_in_the_way
 from harvester.policy.view import Plan
-
-
-def adapter_of(request: Any) -> int:
-    """Number of the request's adapter; 0: none."""
-    return int(request.lora_request.lora_int_id) if request.lora_request else 0
 
 
 def adapters_left(config: Any, running: Iterable[Any], held: Iterable[Any]) -> Any:

@@ -8,6 +8,7 @@ from itertools import islice
 from typing import Any
 
 from harvester.policy.kv.groups import Group, KvGroups
+from harvester.policy.view import Running
 from harvester.policy.waiting import WaitingView, WithOtherBlocks
 
 PROBE_BLOCKS = 16  # a group that asks for fewer for so many blocks of tokens has a bound: a state, or a ring
@@ -115,3 +116,20 @@ def _taken(request: Any, kv_cache_manager: Any) -> tuple[int, int]:
     end = max(request.num_prompt_tokens, tokens - 1)
     asked = (request.request_id, tokens, found, 0, cached, cached, tokens)
     return int(coordinator.get_num_blocks_to_allocate(*asked, apply_admission_cap=True, prefill_end=end)), sum(map(len, found))
+
+
+class OwnBlocks:
+    """A `harvester.policy.view.Freeing` over vLLM's blocks: those that nobody holds once the requests asked for so far lose theirs."""
+
+    def __init__(self, manager: Any) -> None:
+        self._manager = manager
+        self._holders: dict[int, int] = {}  # how many holders are left, by block
+
+    def __call__(self, one: Running) -> int:
+        freed = 0
+        for group in self._manager.get_blocks(one.name).blocks:
+            for block in group:
+                if not block.is_null:
+                    left = self._holders[block.block_id] = self._holders.get(block.block_id, block.ref_cnt) - 1
+                    freed += left == 0
+        return freed

@@ -13,14 +13,14 @@ from vllm.v1.request import Request, RequestStatus
 from harvester.core import PRIORITY_OFFLINE
 from harvester.engine.core.steps import Step
 from harvester.engine.shared.settings import NO_SLO, Slo
-from harvester.engine.vllm.core.kv import Prefixes, with_shared
+from harvester.engine.vllm.core.kv import OwnBlocks, Prefixes, with_shared
 from harvester.policy.kv.groups import KvGroups
 from harvester.policy.model.load import StepLoad
 from harvester.policy.order.offline import PREFIX_TOKENS, OfflineRow
 from harvester.policy.order.online import OnlineRequest
 from harvester.policy.step.batch import Batch
 from harvester.policy.step.view import Guarantee
-from harvester.policy.view import EngineView, Running
+from harvester.policy.view import AdapterPlaces, EngineView, Running
 from harvester.policy.waiting import Waiting
 from jobs.hint import SchedulingHint
 
@@ -30,6 +30,11 @@ MAX_TASK_CHARS = 64
 
 def is_offline(request: Request) -> bool:
     return bool(request.priority >= PRIORITY_OFFLINE)
+
+
+def adapter_of(request: Request) -> int:
+    """Number of the request's LoRA adapter; 0: none."""
+    return int(request.lora_request.lora_int_id) if request.lora_request else 0
 
 
 def extra_of(request: Request) -> Mapping[str, Any]:
@@ -74,6 +79,7 @@ def row_of(request: Request, kv: KvGroups) -> OfflineRow:
         prompt_tokens=request.num_prompt_tokens,
         max_tokens=request.max_tokens,
         expected_tokens=hint.answer_tokens,
+        adapter=adapter_of(request),
     )
 
 
@@ -199,24 +205,17 @@ def view(
         batch=batch,
         freeing=partial(OwnBlocks, manager),
         max_segments=max_segments,
+        adapters=adapter_places(scheduler),
     )
 
 
-class OwnBlocks:
-    """A `harvester.policy.view.Freeing` over vLLM's blocks: those that nobody holds once the requests asked for so far lose theirs."""
-
-    def __init__(self, manager: Any) -> None:
-        self._manager = manager
-        self._holders: dict[int, int] = {}  # how many holders are left, by block
-
-    def __call__(self, one: Running) -> int:
-        freed = 0
-        for group in self._manager.get_blocks(one.name).blocks:
-            for block in group:
-                if not block.is_null:
-                    left = self._holders[block.block_id] = self._holders.get(block.block_id, block.ref_cnt) - 1
-                    freed += left == 0
-        return freed
+def adapter_places(scheduler: Any) -> AdapterPlaces | None:
+    """The adapters of the requests that hold KV; None: the engine has no adapters. Those whose KV is read back need their places too."""
+    if scheduler.lora_config is None:
+        return None
+    holders = [(adapter, is_offline(one)) for one in (*scheduler.running, *scheduler.kv_holding_waiting) if (adapter := adapter_of(one))]
+    chats = frozenset(adapter for adapter, offline in holders if not offline)
+    return AdapterPlaces(scheduler.lora_config.max_loras, frozenset(adapter for adapter, _ in holders), chats)
 
 
 def registered_blocks(scheduler: Scheduler, computed: dict[str, int]) -> list[tuple[Any, Any]]:
