@@ -10,7 +10,6 @@ import math
 from collections.abc import Iterable, Mapping
 from functools import partial
 from itertools import islice
-from typing import NamedTuple
 
 from harvester.policy.admission.adapters import AdapterTurns
 from harvester.policy.admission.rule import Rows, Space
@@ -25,14 +24,14 @@ from harvester.policy.order.online import OnlineRequest
 from harvester.policy.order.predicted import PredictedRequests
 from harvester.policy.order.turns import give_up, left_out, ranked
 from harvester.policy.parts import Parts
-from harvester.policy.ran import StepRan, averaged
+from harvester.policy.ran import Shares, StepRan
 from harvester.policy.step.batch import Batch, batch_of
 from harvester.policy.step.freed import at, newest_offline, without
 from harvester.policy.step.guarantee import MAX_TRIED, first_rows, in_turn, led, no_rows, owed
 from harvester.policy.step.plan import plan_step
 from harvester.policy.step.preempt import PLANNED_SLOWDOWN, best_step_s, detect_s
 from harvester.policy.step.share import PROMPTS_PER_STEP
-from harvester.policy.step.view import Owed, StepPlan, StepView
+from harvester.policy.step.view import Owed, StepPlan, StepView, Tried
 from harvester.policy.view import EngineView, Plan, PolicyConfig
 
 
@@ -51,9 +50,7 @@ class Brain:
         self._gave_way: set[str] = set()  # offline rows whose KV was last taken for chat
         self._alone = ChatAlone(config.max_slowdown, PLANNED_SLOWDOWN)
         self._adapters = AdapterTurns()
-        self._fresh = 1.0  # average share of an admitted offline row's tokens that is computed, not cached
-        self._chat_fresh = 1.0  # the same of an online request
-        self._chat_own = 1.0  # average share of an admitted online request's KV blocks that no request held before
+        self._shares = Shares()
 
     @property
     def parts(self) -> Parts:
@@ -77,7 +74,7 @@ class Brain:
     @property
     def chat_fresh(self) -> float:
         """Average share of an admitted chat's prompt that is computed, and not found in the prefix cache."""
-        return self._chat_fresh
+        return self._shares.chat_fresh
 
     @property
     def online(self) -> int:
@@ -90,11 +87,11 @@ class Brain:
             self._parts.offline.add(request)
         elif request.name not in self._online:
             self._online.add(request.name)
-            known = self._predicted.of(request, self._parts.model, self._chat_fresh)
+            known = self._predicted.of(request, self._parts.model, self._shares.chat_fresh)
             self._parts.online.arrive(known, now_s)
             self._alone.arrive(request.name, known.prefill_s, request.arrived_s)
             self._rate.arrival(now_s)
-            self._parts.reserve.arrival(now_s, math.ceil(self._chat_own * request.blocks))
+            self._parts.reserve.arrival(now_s, math.ceil(self._shares.chat_own * request.blocks))
 
     def finish(self, name: str, answer_tokens: int | None = None) -> None:
         """A request ended with ``answer_tokens``; None: it was aborted, and its length is not learnt. Unknown names are ignored."""
@@ -125,9 +122,7 @@ class Brain:
         computed = sum(ran.served.values())
         self._parts.admission.ran(computed, again)
         self._adapters.ran(computed)
-        self._fresh = averaged(self._fresh, ran.cached_tokens, ran.admitted_tokens)
-        self._chat_fresh = averaged(self._chat_fresh, ran.chat_cached_tokens, ran.chat_admitted_tokens)
-        self._chat_own = averaged(self._chat_own, ran.chat_blocks - ran.chat_taken_blocks, ran.chat_blocks)
+        self._shares.ran(ran)
 
     def answered(self, ran: StepRan, seconds: float, now_s: float) -> None:
         """A step was answered ``seconds`` after it began. Call it before the next plan; `observe` may come later.
@@ -192,7 +187,7 @@ class Brain:
         step = given_up(step, lost) if lost else step
         return yielding(view, step) if view.chat_only and self._online else step
 
-    def _led(self, view: EngineView, batch: Batch, ranks: Mapping[str, int]) -> _Tried:
+    def _led(self, view: EngineView, batch: Batch, ranks: Mapping[str, int]) -> Tried:
         """The step, led by the first rows of a late job that lacks some of its share, where it is given one of them.
 
         Where its next row waits for rows of other jobs to end, only other late jobs are tried before it. Where none is given a row and none
@@ -217,15 +212,15 @@ class Brain:
                 held_up = rows, given
         return self._tried(view, batch, shown, *(held_up or (waiting, None)))
 
-    def _tried(self, view: EngineView, batch: Batch, shown: partial[StepView], rows: Rows, given: Owed | None) -> _Tried:
+    def _tried(self, view: EngineView, batch: Batch, shown: partial[StepView], rows: Rows, given: Owed | None) -> Tried:
         first = list(islice(rows(()), PROMPTS_PER_STEP))
         seen = shown(
             offline_next_blocks=self._parts.admission.blocks(first[0]) if first else 0,
-            offline_next=[max(1, round(self._fresh * row.tokens)) for row in first],
+            offline_next=[max(1, round(self._shares.fresh * row.tokens)) for row in first],
             owed=given,
         )
         step = self._step(view, seen, batch)
-        return _Tried(seen, step, self._admitted(seen, batch, (step.offline_slots, step.offline_blocks), rows))
+        return Tried(seen, step, self._admitted(seen, batch, (step.offline_slots, step.offline_blocks), rows))
 
     def _admitted(self, view: StepView, batch: Batch, space: Space, rows: Rows) -> tuple[str, ...]:
         if view.online_waiting or space[0] <= 0:
@@ -293,13 +288,5 @@ class Brain:
         offline = sum([running[i].step_tokens for i in step.run if running[i].offline]) if len(online) < len(step.run) else 0
         tokens = min(bounds, default=math.inf) - offline
         free_blocks = view.free_blocks - view.watermark_blocks
-        out = left_out(online, view.waiting.get, ranks, view.max_seqs, free_blocks, tokens, self._chat_fresh)
+        out = left_out(online, view.waiting.get, ranks, view.max_seqs, free_blocks, tokens, self._shares.chat_fresh)
         return frozenset([i for i in step.run if running[i].name in out]) if out else frozenset()
-
-
-class _Tried(NamedTuple):
-    """A step as it would be, and the waiting rows that it admits."""
-
-    seen: StepView
-    step: StepPlan
-    admit: tuple[str, ...]

@@ -9,7 +9,7 @@ from harvester.policy.model.latency import LatencyModel
 from harvester.policy.model.load import StepLoad
 
 NO_LOAD = StepLoad()
-FRESH_STEPS = 8  # steps with admissions that `averaged` is the mean of
+FRESH_STEPS = 8  # steps with admissions that `Shares` are the means of
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,24 @@ class StepRan:
         return min(1.0, model.predict(self.online_load) / whole_s) if self.online and whole_s > 0.0 else 0.0
 
 
-def averaged(before: float, less: int, whole: int) -> float:
+@dataclass(slots=True)
+class Shares:
+    """Running means over the steps that admit requests.
+
+    ``fresh``: share of an offline row's tokens that is computed, and not found in the prefix cache. ``chat_fresh``: the same of an online
+    request. ``chat_own``: share of an online request's KV blocks that no request held before.
+    """
+
+    fresh: float = 1.0
+    chat_fresh: float = 1.0
+    chat_own: float = 1.0
+
+    def ran(self, ran: StepRan) -> None:
+        self.fresh = _averaged(self.fresh, ran.cached_tokens, ran.admitted_tokens)
+        self.chat_fresh = _averaged(self.chat_fresh, ran.chat_cached_tokens, ran.chat_admitted_tokens)
+        self.chat_own = _averaged(self.chat_own, ran.chat_blocks - ran.chat_taken_blocks, ran.chat_blocks)
+
+
+def _averaged(before: float, less: int, whole: int) -> float:
     """The running mean of the share of ``whole`` that is not ``less``: tokens that were not cached, or blocks that were not shared."""
     return before + (1.0 - less / whole - before) / FRESH_STEPS if whole else before

@@ -6,9 +6,9 @@ import random
 from collections.abc import Iterable
 from statistics import fmean
 
-from harvester.policy.brain import FRESH_STEPS
 from harvester.policy.model.latency import LatencyModel
 from harvester.policy.parts import PartsConfig
+from harvester.policy.ran import FRESH_STEPS
 from harvester.policy.view import PolicyConfig
 from harvester.sim.cost import MODELS, kv_blocks
 from harvester.sim.engine import SimEngine

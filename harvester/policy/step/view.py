@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from harvester.policy.view import Freeing, Running, unshared
 
@@ -97,3 +97,11 @@ class StepPlan:
     tpot_s: float = math.inf  # strictest TPOT SLO of the online requests that decode in it
     offline_tokens: int | None = None  # of the step; None: no bound, offline work is alone
     limit_s: float = math.inf  # longest step time that meets the SLO of its online requests
+
+
+class Tried(NamedTuple):
+    """A step as it would be, and the waiting rows that it admits."""
+
+    seen: StepView
+    step: StepPlan
+    admit: tuple[str, ...]
