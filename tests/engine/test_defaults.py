@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from harvester.config import ServeConfig, load_config, parse_config
-from harvester.engine.launch.defaults import CUDA_SLOTS, CUDA_STEP_TOKENS, check_gpus, described, embedded_defaults
+from harvester.engine.launch.defaults import CUDA_SLOTS, CUDA_STEP_TOKENS, check_gpus, described, embedded_defaults, gpu_share
+from harvester.engine.shared.state import Count, SharedState
 from harvester.errors import ConfigError
 from harvester.model_config import ReplicasConfig
 from harvester.serve.deployments.turns import turn_on_gpu
@@ -123,6 +124,23 @@ def test_the_embedded_model_is_served_in_float32_on_a_cpu_alone() -> None:
 
 
 # -- a GPU for several replicas -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("share", "devices", "expected"), [(None, 1, 8.0), (None, 2, 16.0), (2, 2, 16.0), (0.5, 1, 4.0)])
+def test_a_replica_with_a_share_of_a_gpu_counts_its_share_of_the_time(share: float | None, devices: int, expected: float) -> None:
+    from harvester.engine.frontend.offline import OfflineEngine
+
+    model = SimpleNamespace(get_diff_sampling_param=dict)
+    llm: Any = SimpleNamespace(devices=devices, model_config=model, get_tokenizer=lambda: SimpleNamespace(encode=list))
+    without: Any = SimpleNamespace(marks=())
+    shared = SharedState.make()
+    offline = OfflineEngine(llm, without, without, None, "m", 4, shared, gpu_share=gpu_share(share))
+    try:
+        shared.add(Count.JOBS_S, 8.0)
+        assert offline.harvested_s == expected
+    finally:
+        offline.close()
+        shared.remove()
 
 
 @pytest.mark.parametrize(("share", "memory"), [(0.5, 0.46), (0.3, 0.27), (1, None), (None, None)])

@@ -84,8 +84,8 @@ class EngineHost:
         """Most images in one prompt; 0: the model takes none."""
         return max_images(self.llm)
 
-    def offline(self, model: str, concurrency: int, max_image_bytes: int | None = None) -> OfflineEngine:
-        """The engine for job rows that ask for ``model``. Call it once; `close` closes that engine too."""
+    def offline(self, model: str, concurrency: int, max_image_bytes: int | None = None, gpu_share: float = 1.0) -> OfflineEngine:
+        """The engine for job rows that ask for ``model``, as `OfflineEngine` says. Call it once; `close` closes that engine too."""
         self._offline = OfflineEngine(
             self.llm,
             self._api,
@@ -95,6 +95,7 @@ class EngineHost:
             concurrency=concurrency,
             shared=self.shared,
             max_image_bytes=max_image_bytes,
+            gpu_share=gpu_share,
         )
         return self._offline
 

@@ -28,6 +28,7 @@ class OfflineEngine:
     """Implements `jobs.engine.RowEngine`. Tokenizes in a thread of its own, so that it never delays a chat token.
 
     ``model`` is the name that jobs ask for; ``concurrency``: see `RowEngine`; ``max_image_bytes``: the limit for an image that is fetched.
+    ``gpu_share``: part of its GPU that the engine has; 1 for one with whole GPUs.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class OfflineEngine:
         concurrency: int,
         shared: SharedState | None,
         max_image_bytes: int | None = None,
+        gpu_share: float = 1.0,
     ) -> None:
         self.model = model
         self.concurrency = concurrency
@@ -47,6 +49,7 @@ class OfflineEngine:
         self._api = api
         self._reasoning = reasoning
         self._shared = shared
+        self._gpu_share = gpu_share
         self._images = Images(llm, chat_template, max_image_bytes)
         self._tokenizer = llm.get_tokenizer()
         self._template = RowTemplate(self._tokenizer, chat_template)
@@ -61,7 +64,7 @@ class OfflineEngine:
 
     @property
     def harvested_s(self) -> float:
-        return 0.0 if self._shared is None else self._shared.count(Count.JOBS_S) * self._llm.devices
+        return 0.0 if self._shared is None else self._shared.count(Count.JOBS_S) * self._llm.devices * self._gpu_share
 
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)

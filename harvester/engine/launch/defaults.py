@@ -45,10 +45,14 @@ def embedded_defaults(*, cpu: bool) -> dict[str, Any]:
     return {name: value for name, value in EMBEDDED_DEFAULTS.items() if cpu or name != "dtype"}
 
 
+def gpu_share(num_gpus: float | None) -> float:
+    """Part of its GPU that a replica with `ServeConfig.num_gpus` has; 1 for one with whole GPUs."""
+    return num_gpus if num_gpus is not None and 0 < num_gpus < 1 else 1.0
+
+
 def _memory(num_gpus: float | None) -> dict[str, Any]:
-    if num_gpus is None or not 0 < num_gpus < 1:
-        return {}
-    return {"gpu_memory_utilization": math.floor(100 * GPU_MEMORY * num_gpus) / 100}
+    share = gpu_share(num_gpus)
+    return {} if share == 1.0 else {"gpu_memory_utilization": math.floor(100 * GPU_MEMORY * share) / 100}
 
 
 def described(config: ServeConfig, *, cpu: bool, embedded: bool) -> str:

@@ -19,7 +19,7 @@ from prometheus_client import generate_latest
 from ray import serve
 
 from harvester.config import ServeConfig
-from harvester.engine.launch.defaults import gpus_of_replica
+from harvester.engine.launch.defaults import gpu_share, gpus_of_replica
 from harvester.engine.launch.logs import kept_logs
 from harvester.engine.launch.models import ModelChoice, on_this_machine
 from harvester.engine.processes import forked
@@ -94,14 +94,15 @@ class Replica:
         values = engine_arguments(
             config, choice.path, choice.name, cpu=cpu, embedded=choice.embedded, shared=SharedState.make().path, profile=profile
         )
-        async with turn_on_gpu(config.num_gpus if not cpu else None):
+        num_gpus = None if cpu else config.num_gpus
+        async with turn_on_gpu(num_gpus):
             with kept_logs(), _own_cores(config, folder) if cpu else nullcontext():
                 self._host = await EngineHost.start(values, config.service_tiers)
-        slots = max(1, self._host.max_seqs - config.share.reserved_slots)
+        slots, share = max(1, self._host.max_seqs - config.share.reserved_slots), gpu_share(num_gpus)
         self._runner = Runner(
             holder=f"replica-{uuid.uuid4().hex[:12]}@{socket.gethostname()}",
             ledger=LedgerActor(ledger, patience_s=float("inf")),
-            engine=self._host.offline(choice.name, config.harvest.concurrency or 2 * slots, config.harvest.max_image_bytes),
+            engine=self._host.offline(choice.name, config.harvest.concurrency or 2 * slots, config.harvest.max_image_bytes, share),
             folder=folder,
             config=config.harvest,
             open_sink=open_parts,
