@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from harvester.config import parse_config
+from harvester.errors import UsageError
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Ray's own
@@ -65,3 +66,15 @@ def test_a_file_that_says_nothing_leaves_the_configuration_s(tmp_path: Path, tex
     kept = tmp_path / "scale.json"
     kept.write_text(text, encoding="utf-8")
     assert (scale_of(kept).wanted(), scale_of(kept).wanted("small")) == (2, 1)
+
+
+@pytest.mark.parametrize(("fewest", "fit"), [(0, 2), (1, 1)], ids=["one that may sleep", "one that keeps a replica"])
+async def test_a_range_of_another_model_takes_the_room_of_its_fewest_replicas(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fewest: int, fit: int
+) -> None:
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 8.0, "GPU": 2.0})
+    config = parse_config({"replicas": 1, "models": {"small": {"replicas": {"min": fewest, "max": 4}}}}, "test")
+    scale = Scale(config, tmp_path / "scale.json", cpu=False)
+    assert await scale(fit) == 1
+    with pytest.raises(UsageError, match=f"replicas {fit + 1} do not fit this machine, which has room for {fit};"):
+        await scale(fit + 1)

@@ -176,11 +176,12 @@ class Scale:
         return self._config if model is None else self._config.of(model)
 
     def _room(self, model: str | None) -> int:
-        """How many replicas of ``model`` fit beside those of the other models, by Ray's resources."""
+        """How many replicas of ``model`` fit beside the fewest of the other models, by Ray's resources."""
         found: dict[str, float] = ray.cluster_resources()
         cpus, gpus = found.get("CPU", 0.0), found.get("GPU", 0.0)
-        for other, count in self._now.items():
+        for other in self._now:
             if other != model:
+                count = self.wanted(other)
                 cpus -= count * cpus_of_replica(self._of(other))
                 gpus -= count * self._gpus(other)
         own = self._gpus(model)
