@@ -130,7 +130,7 @@ class Cluster:
         self._deploy_apps(tell)
         tell("waiting", "the model to load, and the applications to answer")
         self._wait_running(stop, tell, look)
-        if self._found and not stop.is_set():  # Serve ignores a deployment with the same number as before
+        if self._config.address is not None and not stop.is_set():  # Serve, or a file on the application's machine, may have other numbers
             serve.get_app_handle(JOBS_APP).reset_scale.remote().result(timeout_s=ANSWER_WAIT_S)
         self._wait_reachable(stop, tell, look)
 

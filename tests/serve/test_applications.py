@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import warnings
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -367,20 +368,40 @@ def test_a_joined_cluster_that_asks_for_no_token_is_warned_of(
     assert all("10.0.0.1:6379 asks for no token" in one and "RAY_AUTH_MODE=token" in one for one in warnings_told)
 
 
-def deployed(joined: cluster.Cluster, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
-    """What is told while ``joined`` is deployed on a Ray and a Serve that do nothing."""
+def deployed(
+    joined: cluster.Cluster, monkeypatch: pytest.MonkeyPatch, reset: Callable[[float], None] = lambda timeout_s: None
+) -> list[tuple[str, str]]:
+    """What is told while ``joined`` is deployed on a Ray and a Serve that do nothing. ``reset``: called in place of `Scale.reset`."""
     nothing: Any = lambda *given, **options: lambda: None  # noqa: E731
     for name in ("start_ledger", "ledger_options", "jobs_app"):
         monkeypatch.setattr(cluster, name, nothing)
     monkeypatch.setattr(cluster, "openai_apps", lambda *given: {})
     monkeypatch.setattr(cluster, "shortage", no_shortage)
-    monkeypatch.setattr(cluster, "serve", SimpleNamespace(start=nothing, run_many=nothing, RunTarget=nothing))
+    handle = SimpleNamespace(reset_scale=SimpleNamespace(remote=lambda: SimpleNamespace(result=lambda timeout_s: reset(timeout_s))))
+    served = {"start": nothing, "run_many": nothing, "RunTarget": nothing, "get_app_handle": {applications.JOBS_APP: handle}.__getitem__}
+    monkeypatch.setattr(cluster, "serve", SimpleNamespace(**served))
     for name in ("_look_around", "_wait_running"):
         monkeypatch.setattr(joined, name, nothing)
     monkeypatch.setattr(joined, "_is_ingress_here", lambda: False)
     told: list[tuple[str, str]] = []
     joined.deploy(threading.Event(), lambda kind, what: told.append((kind, what)), lambda: None)
     return told
+
+
+@pytest.mark.parametrize("found", [{}, {"chat": False}], ids=["a new application", "one that is taken over"])
+def test_a_joined_cluster_returns_to_the_configured_numbers_of_replicas(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: dict[str, bool]
+) -> None:
+    """The application reads what an earlier server was asked for on the machine that it runs on, maybe not this one."""
+    monkeypatch.setattr(cluster, "token_warning", lambda *given: None)
+    monkeypatch.setattr(cluster, "head_node", lambda: "head")
+    monkeypatch.setattr(cluster, "next_attempt", lambda app, *given, **more: app)
+    monkeypatch.setattr(actor, "ledgers", list)
+    asked: list[float] = []
+    joined = joined_cluster(tmp_path)
+    joined._found = found
+    deployed(joined, monkeypatch, asked.append)
+    assert len(asked) == 1
 
 
 HEAD = "10.0.0.1:6379"

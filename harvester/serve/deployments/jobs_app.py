@@ -110,7 +110,7 @@ class JobsApp:
         return {"replicas": number, "was": await self._scale(number, model)}
 
     async def reset_scale(self) -> None:
-        """Called by a server that takes this application over: `Scale.reset`."""
+        """Called by a server once it has deployed in a joined cluster: `Scale.reset`."""
         await self._scale.reset()
 
     async def _remember(self) -> None:

@@ -149,7 +149,7 @@ class Scale:
         return was
 
     async def reset(self) -> None:
-        """Return to the configured numbers, where they are fixed: the server was started again, and Serve has kept those asked for."""
+        """Return to the configured numbers, where they are fixed: Serve and the file keep those that the server before was asked for."""
         for model in self._now:
             if self._of(model).replicas.is_fixed:
                 await self(self._of(model).replicas.max, model)
