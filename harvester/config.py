@@ -130,8 +130,13 @@ class ServeConfig(ModelConfig):
             raise ValueError("replicas.min=0: replicas of the first model send requests on to those under models; set it to 1 or more")
         return self
 
-    def of(self, name: str) -> ServeConfig:
-        """Configuration for the replicas of the further model ``name``: this deployment, with that model in place of the first."""
+    def of(self, name: str | None) -> ServeConfig:
+        """Configuration for the replicas of one model: this deployment, with the further model ``name`` in place of the first.
+
+        None: the first. It forwards requests to further models by name only, so other changes of those must not redeploy it.
+        """
+        if name is None:
+            return self.model_copy(update={"models": dict.fromkeys(self.models, ModelConfig())})
         own = self.models[name]
         ours = {field: getattr(own, field) for field in ModelConfig.model_fields}
         keys = {"api_key": self.engine["api_key"]} if "api_key" in self.engine else {}

@@ -23,7 +23,6 @@ from connectors.durable import publish
 from harvester.config import ServeConfig
 from harvester.engine.launch.models import ModelChoice
 from harvester.errors import ConfigError
-from harvester.model_config import ModelConfig
 from harvester.serve.applications import (
     JOBS_APP,
     PREFIXES,
@@ -155,7 +154,7 @@ class Cluster:
         given, deployment = self._config, self._deployment
         apps = [self._chat_target(None), *(self._chat_target(name) for name in given.models)]
         told = (given, deployment.choice, deployment.folder.root, self._ledger)
-        jobs = jobs_app(*told, deployment.url, cpu=deployment.cpu, pid=deployment.pid)
+        jobs = jobs_app(*told, deployment.url, deployment.further, cpu=deployment.cpu, pid=deployment.pid)
         beside = {JOBS_APP: jobs} | openai_apps(*told)
         apps += [self._target(app, name, PREFIXES[name]) for name, app in beside.items()]
         with suppress(TimeoutError):  # as above
@@ -179,11 +178,7 @@ class Cluster:
 
     def _chat_target(self, model: str | None) -> serve.RunTarget:
         """The application of a further model, or the first."""
-        given, choice = self._config, self._deployment.choice
-        if model is not None:
-            given, choice = given.of(model), self._deployment.further[model]
-        else:  # it forwards requests to further models by name only, so other changes of those must not redeploy it
-            given = given.model_copy(update={"models": dict.fromkeys(given.models, ModelConfig())})
+        given, choice = self._config.of(model), self._deployment.choice if model is None else self._deployment.further[model]
         return self._target(
             self._chat_app(given, choice, self._folder.root, self._ledger),
             chat_app_of(model),

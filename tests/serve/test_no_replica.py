@@ -29,6 +29,7 @@ with warnings.catch_warnings():
 pytestmark = pytest.mark.serve
 SILENCE = object()
 CHOICE = ModelChoice(path="/model", name="tiny", embedded=True, note=None)
+DIGESTS = {"tiny": "digest"}
 
 
 class Handle:
@@ -74,8 +75,9 @@ def fault(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
 async def test_what_needs_a_replica_is_answered_with_503_while_there_is_none(
     tmp_path: Path, why: str, method: str, path: str, body: object
 ) -> None:
-    app = await JobsApp(ServeConfig(), CHOICE, str(tmp_path), "ledger", "http://127.0.0.1:8000", True, 1).__serve_build_asgi_app__()
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as http:
+    app = JobsApp(ServeConfig(), CHOICE, str(tmp_path), "ledger", "http://127.0.0.1:8000", True, DIGESTS, 1)
+    built = await app.__serve_build_asgi_app__()
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(built), base_url="http://127.0.0.1") as http:
         answer = await http.request(method, path, json=body)
     assert answer.status_code == 503, answer.text
     error = from_json(answer.json(), 503)
@@ -111,7 +113,7 @@ async def test_the_application_lets_jobs_end_at_their_deadline_while_no_replica_
 
     monkeypatch.setattr(LedgerActor, "expire", expire)
     monkeypatch.setattr(jobs_app, "EXPIRE_S", 0.01)
-    app = JobsApp(ServeConfig(), CHOICE, str(tmp_path), "ledger", "http://127.0.0.1:8000", True, 1)
+    app = JobsApp(ServeConfig(), CHOICE, str(tmp_path), "ledger", "http://127.0.0.1:8000", True, DIGESTS, 1)
     await app.__serve_build_asgi_app__()
     try:
         async with asyncio.timeout(20.0):

@@ -1,4 +1,4 @@
-"""Which processes a joined cluster replaces when the `replicas` section has changed: those that read what changed."""
+"""Which processes a joined cluster replaces when the configuration has changed, and by what they know each other."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ def versions(**values: Any) -> dict[str, str]:
     """Of the deployments, by name."""
     config = parse_config(values, "test")
     told = (config, CHOICE, STATE, "ledger")
-    apps = {"chat": replica_app(*told, cpu=True), "jobs": jobs_app(*told, "http://127.0.0.1:8000", True, 1), **openai_apps(*told)}
+    jobs = jobs_app(*told, "http://127.0.0.1:8000", dict.fromkeys(config.models, CHOICE), cpu=True, pid=1)
+    apps = {"chat": replica_app(*told, cpu=True), "jobs": jobs, **openai_apps(*told)}
     return {name: str(app._bound_deployment.version) for name, app in apps.items()}
 
 
@@ -53,3 +54,30 @@ def test_a_change_of_another_model_s_replicas_reaches_the_jobs_application() -> 
 
 def test_nothing_is_replaced_for_a_longer_end() -> None:
     assert versions(drain_s=1) == versions(drain_s=2)
+
+
+@pytest.mark.parametrize(
+    ("changed", "replaced"),
+    [
+        pytest.param({"adapters": {"polite": "org/polite"}}, {"tiny"}, id="the first model"),
+        pytest.param({"models": {"small": {"adapters": {"polite": "org/polite"}}}}, {"small"}, id="the further one"),
+        pytest.param({"replicas": 2, "models": {"small": {"replicas": 2}}, "drain_s": 1}, set(), id="what replaces no replica"),
+    ],
+)
+def test_the_jobs_application_knows_the_replicas_that_were_deployed_with_it(changed: dict[str, Any], replaced: set[str]) -> None:
+    was, now = digests(models={"small": {}}), digests(**{"models": {"small": {}}} | changed)
+    assert {name for name in was if was[name] != now[name]} == replaced
+
+
+def digests(**values: Any) -> dict[str, str]:
+    """Of the replicas of each model, as they and the jobs application are given them."""
+    config = parse_config(values, "test")
+    replicas = {name: replica_app(config.of(of), CHOICE, STATE, "ledger", cpu=True) for of, name in ((None, "tiny"), ("small", "small"))}
+    *_, told, _ = given(jobs_app(config, CHOICE, STATE, "ledger", "http://127.0.0.1:8000", {"small": CHOICE}, cpu=True, pid=1))
+    assert told == {name: given(app)[-1] for name, app in replicas.items()}
+    return dict(told)
+
+
+def given(app: Any) -> tuple[Any, ...]:
+    """The arguments of its constructor."""
+    return tuple(app._bound_deployment._replica_config.init_args)

@@ -30,7 +30,7 @@ from harvester.serve.deployments.placement import environment
 from harvester.serve.deployments.scale.router import EXPECTED_S, routing
 from harvester.serve.deployments.scale.scaling import REPLICA, Floor, scaling, tries
 from harvester.serve.deployments.seam import keep_to_loopback, told_to_leave
-from harvester.serve.deployments.version import bound
+from harvester.serve.deployments.version import bound, digest_of
 from harvester.serve.environment import use_haproxy
 from harvester.serve.http.forwarding import add_forwarding
 from harvester.serve.http.page import add_page
@@ -75,7 +75,8 @@ class ScriptedReplica:
     ``delay_s``: of each completion; `CONCURRENCY` run at once. A constructor that finds the file of `FAILS_ONCE` removes it and fails.
     """
 
-    def __init__(self, config: ServeConfig, choice: ModelChoice, state: str, ledger: str, delay_s: float) -> None:
+    def __init__(self, config: ServeConfig, choice: ModelChoice, state: str, ledger: str, delay_s: float, digest: str) -> None:
+        self._digest = digest
         keep_to_loopback()
         marker = os.environ.get(FAILS_ONCE)
         if marker is not None and Path(marker).exists():
@@ -126,7 +127,7 @@ class ScriptedReplica:
                 await self._harvest
 
     async def info(self) -> dict[str, Any]:
-        return {"pid": os.getpid(), "context_tokens": CONTEXT_TOKENS, "max_seqs": CONCURRENCY}
+        return {"pid": os.getpid(), "context_tokens": CONTEXT_TOKENS, "max_seqs": CONCURRENCY, "digest": self._digest}
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         return self._floor.stats()
@@ -162,4 +163,4 @@ def scripted_app(config: ServeConfig, choice: ModelChoice, state: Path, ledger: 
         graceful_shutdown_wait_loop_s=0.1,
         graceful_shutdown_timeout_s=config.drain_s,
     )(serve.ingress()(ScriptedReplica))
-    return bound(deployment, config, choice, str(state), ledger, delay_s, read=config.replicas.floors)
+    return bound(deployment, config, choice, str(state), ledger, delay_s, beside=(digest_of(config, choice),), read=config.replicas.floors)

@@ -52,7 +52,7 @@ def chat(given: Arguments) -> serve.Application:
 
 def jobs(given: Arguments) -> serve.Application:
     config, choice, state, ledger = _prepared(given)
-    return jobs_app(config, choice, state, ledger, url_here(config.host, config.port), cpu=device_of(config) == "cpu", pid=None)
+    return jobs_app(config, choice, state, ledger, url_here(config.host, config.port), {}, cpu=device_of(config) == "cpu", pid=None)
 
 
 def files(given: Arguments) -> serve.Application:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping, Set
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,7 @@ from harvester.serve.deployments.scale.replicas import Replicas
 from harvester.serve.deployments.scale.scaling import Scale, deadline_note
 from harvester.serve.deployments.scale.waking import Waking
 from harvester.serve.deployments.seam import keep_to_loopback
-from harvester.serve.deployments.version import bound
+from harvester.serve.deployments.version import bound, digest_of
 from harvester.serve.http.jobs.jobs_api import jobs_api
 from harvester.serve.http.jobs.removal import keep_removing
 from harvester.serve.http.live.broadcast import Broadcaster
@@ -48,9 +48,22 @@ EXPIRE_S = 5.0
 
 
 class JobsApp:
-    """Calls the ledger and the replicas; keeps a history of what the replicas reported in the state folder (`History`)."""
+    """Calls the ledger and the replicas; keeps a history of what the replicas reported in the state folder (`History`).
 
-    def __init__(self, config: ServeConfig, choice: ModelChoice, state: str, ledger: str, url: str, cpu: bool, pid: int | None) -> None:
+    ``digests``: of the replicas that were deployed with it, by model (`Replica`).
+    """
+
+    def __init__(
+        self,
+        config: ServeConfig,
+        choice: ModelChoice,
+        state: str,
+        ledger: str,
+        url: str,
+        cpu: bool,
+        digests: Mapping[str, str],
+        pid: int | None,
+    ) -> None:
         keep_to_loopback()
         lower_priority()
         folder = state_folder(Path(state), config.storage)
@@ -65,11 +78,10 @@ class JobsApp:
             "price": None if config.price is None else config.price.model_dump(),
             "started_at_s": time.time(),
         }
-        self._told: dict[str, Any] = {}  # what a replica reported of the first model
+        self._digests = digests
+        self._known: dict[str, dict[str, Any]] = {}  # abilities by model, as a replica with that digest told them
         make_key(folder)
         self._replicas = Replicas(config.models)
-        self._further: dict[str, dict[str, Any]] = {}  # abilities of further models, once one of their replicas has reported them
-        self._models = tuple(config.models)
         self._scale = Scale(config, folder.scale, cpu=cpu)
         noted = {choice.name: config} | {name: config.of(name) for name in config.models}
         notes = {name: note for name, one in noted.items() if (note := deadline_note(one, cpu=cpu)) is not None}
@@ -89,7 +101,7 @@ class JobsApp:
         bounds = self._fixed | self._scale.bounds()
         self._app = jobs_api(
             actor,
-            JobPlanner(folder, config.harvest, choice.name, config.sources, config.secrets, self._models, notes),
+            JobPlanner(folder, config.harvest, choice.name, config.sources, config.secrets, config.models, notes),
             self._info,
             profile=self._replicas.profile,
             broadcaster=Broadcaster(FrameSource(self._replicas.now, actor, bounds, waking.is_asleep)),
@@ -115,19 +127,31 @@ class JobsApp:
 
     async def _remember(self) -> None:
         """Ask what the models can do while a replica runs: a later question would load a model that sleeps."""
-        while not self._told or len(self._further) < len(self._models):
+        while unknown := self._unknown():
             with suppress(Exception):  # of Ray, while a replica starts or goes
                 await self._replicas.now()  # raises where there is none
-                await self._info()
+                await self._ask(unknown)
             await asyncio.sleep(REMEMBER_S)
 
     async def _info(self) -> dict[str, Any]:
-        if not self._told:
-            info = await self._replicas.info()
-            self._told = _able(info)
-        if len(self._further) < len(self._models):
-            self._further |= {name: _able(info) for name, info in (await self._replicas.further()).items()}
-        return {**self._fixed, **self._scale.bounds(), **self._told, "models": {name: self._further.get(name) for name in self._models}}
+        able, first = await self._ask(self._unknown()) | self._known, self._fixed["model"]
+        further = {name: able.get(name) for name in self._digests if name != first}
+        return {**self._fixed, **self._scale.bounds(), **able[first], "models": further}
+
+    def _unknown(self) -> set[str]:
+        return self._digests.keys() - self._known.keys()
+
+    async def _ask(self, models: Set[str]) -> dict[str, dict[str, Any]]:
+        """Abilities of ``models`` by name, as a replica tells them. Raises `NoReplicaError` for the first; leaves others out.
+
+        Those of an earlier deployment, which answers while its replicas are replaced, are not remembered.
+        """
+        first = self._fixed["model"]
+        told = await self._replicas.further(models - {first})
+        if first in models:
+            told.append({**await self._replicas.info(), "model": first})
+        self._known |= {one["model"]: _able(one) for one in told if one.get("digest") == self._digests[one["model"]]}
+        return {one["model"]: _able(one) for one in told}
 
     def __del__(self) -> None:
         flush()
@@ -154,7 +178,17 @@ def _able(info: dict[str, Any]) -> dict[str, Any]:
     return {name: info.get(name) for name in Abilities.model_fields}
 
 
-def jobs_app(config: ServeConfig, choice: ModelChoice, state: Path, ledger: str, url: str, cpu: bool, pid: int | None) -> serve.Application:
+def jobs_app(
+    config: ServeConfig,
+    choice: ModelChoice,
+    state: Path,
+    ledger: str,
+    url: str,
+    further: Mapping[str, ModelChoice],
+    cpu: bool,
+    pid: int | None,
+) -> serve.Application:
+    """The jobs application. ``further``: the models of ``config.models``, by name."""
     deployment = serve.deployment(
         name="jobs",
         max_ongoing_requests=1000,
@@ -166,4 +200,5 @@ def jobs_app(config: ServeConfig, choice: ModelChoice, state: Path, ledger: str,
     # In a joined cluster the application outlives the process that deployed it: it gets no ``pid``.
     beside = (pid if config.address is None else None,)
     read = {"": config.replicas} | {name: one.replicas for name, one in config.models.items()}
-    return bound(deployment, config, choice, str(state), ledger, url, cpu, beside=beside, read=read)
+    digests = {choice.name: digest_of(config.of(None), choice)} | {name: digest_of(config.of(name), one) for name, one in further.items()}
+    return bound(deployment, config, choice, str(state), ledger, url, cpu, digests, beside=beside, read=read)

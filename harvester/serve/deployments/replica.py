@@ -35,7 +35,7 @@ from harvester.serve.deployments.scale.scaling import REPLICA, Floor, scaling, t
 from harvester.serve.deployments.seam import keep_to_loopback, told_to_leave
 from harvester.serve.deployments.slice_spans import spans_of
 from harvester.serve.deployments.turns import turn_on_gpu
-from harvester.serve.deployments.version import bound
+from harvester.serve.deployments.version import bound, digest_of
 from harvester.serve.environment import use_haproxy
 from harvester.serve.http.forwarding import add_forwarding
 from harvester.serve.http.page import add_page
@@ -63,11 +63,15 @@ def _own_cores(config: ServeConfig, folder: StateFolder) -> AbstractContextManag
 
 
 class Replica:
-    """The Serve deployment. Serve checks its health every second and replaces it when it raises or dies."""
+    """The Serve deployment. Serve checks its health every second and replaces it when it raises or dies.
+
+    ``digest``: of its configuration and model, by which the jobs application knows replicas of its own deployment.
+    """
 
     async def __init__(  # type: ignore[misc]  # Serve awaits an async constructor
-        self, config: ServeConfig, choice: ModelChoice, state: str, ledger: str, cpu: bool
+        self, config: ServeConfig, choice: ModelChoice, state: str, ledger: str, cpu: bool, digest: str
     ) -> None:
+        self._digest = digest
         lower_priority(whole=False)
         set_timer_slack(USUAL_S)  # the engine's processes inherit it: their waits are short
         folder = await asyncio.to_thread(state_folder, Path(state), config.storage)
@@ -177,6 +181,7 @@ class Replica:
             "gives": [one.value for one in self._host.gives],
             "max_images": self._host.max_images,
             "adapters": self._host.adapters(),
+            "digest": self._digest,
         }
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
@@ -228,4 +233,4 @@ def replica_app(config: ServeConfig, choice: ModelChoice, state: Path, ledger: s
         graceful_shutdown_wait_loop_s=0.1,
         graceful_shutdown_timeout_s=config.drain_s,
     )(serve.ingress()(Replica))
-    return bound(deployment, config, choice, str(state), ledger, cpu, read=config.replicas.floors)
+    return bound(deployment, config, choice, str(state), ledger, cpu, beside=(digest_of(config, choice),), read=config.replicas.floors)

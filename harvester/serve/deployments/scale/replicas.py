@@ -16,7 +16,6 @@ from harvester.serve.deployments.seam import answers
 CHAT_APP = "chat"  # of the first model
 FURTHER = "model-"  # before the name of a further one
 ANSWER_WAIT_S = 20.0
-LOOK_WAIT_S = 1.0  # for what is asked again later
 EACH_WAIT_S = 3.0  # for each replica when all are asked: a machine without power is silent until Ray notices
 
 
@@ -35,18 +34,18 @@ class Replicas:
         self._further = tuple(further)
         self._handles: dict[str | None, Any] = {}
 
-    async def info(self, model: str | None = None, wait_s: float | None = None) -> dict[str, Any]:
-        """`Replica.info` of a further model, or of the first (None). ``wait_s``: timeout, by default `ANSWER_WAIT_S`."""
-        return dict(await self._ask("info", wait_s=ANSWER_WAIT_S if wait_s is None else wait_s, model=model))
+    async def info(self) -> dict[str, Any]:
+        """`Replica.info` of the first model."""
+        return dict(await self._ask("info", wait_s=ANSWER_WAIT_S))
 
     async def answered(self, model: str | None) -> None:
         """Return once a replica of ``model`` answers, however long that takes. Serve starts one for it where there is none."""
         await self._chat(model).info.remote()
 
-    async def further(self) -> dict[str, dict[str, Any]]:
-        """`info` of those further models that answer now, by name."""
-        told = await asyncio.gather(*(self.info(name, LOOK_WAIT_S) for name in self._further), return_exceptions=True)
-        return {name: one for name, one in zip(self._further, told, strict=True) if not isinstance(one, BaseException)}
+    async def further(self, names: Collection[str]) -> list[dict[str, Any]]:
+        """`info` of every replica of the further models ``names`` that answers, with its model as ``model``. Loads none that sleeps."""
+        told = await asyncio.gather(*(self._each_of(name, "info") for name in names), return_exceptions=True)
+        return [one for of_model in told if not isinstance(of_model, BaseException) for one in of_model]
 
     async def profile(self, seconds: float | None) -> dict[str, Any]:
         await self.info()  # raises where there is no replica; the measurement itself may take any time
@@ -80,10 +79,10 @@ class Replicas:
             self._handles[model] = serve.get_app_handle(chat_app_of(model))
         return self._handles[model]
 
-    async def _ask(self, method: str, *given: Any, wait_s: float | None = None, model: str | None = None) -> Any:
+    async def _ask(self, method: str, *given: Any, wait_s: float | None = None) -> Any:
         try:
             async with asyncio.timeout(wait_s):
-                return await getattr(self._chat(model), method).remote(*given)
+                return await getattr(self._chat(), method).remote(*given)
         except TimeoutError as error:
             if wait_s is None:  # a timeout of the replica itself
                 raise
