@@ -43,14 +43,14 @@ from harvester.serve.deployments.openai_app import PREFIXES as OPENAI_PREFIXES
 from harvester.serve.deployments.openai_app import openai_apps
 from harvester.serve.deployments.placement import head_node, ledger_options
 from harvester.serve.deployments.scale.replicas import ANSWER_WAIT_S, CHAT_APP, chat_app_of
-from harvester.serve.deployments.seam import next_attempt
+from harvester.serve.deployments.seam import asleep, next_attempt
 from harvester.serve.environment import EVERYWHERE, joined_variables, replica_host, use_haproxy
 from harvester.serve.http.forwarding import prefix_of
 from harvester.serve.machine.joined import SETUP, check_listens, ingress_there, join, wait_elsewhere
 from harvester.serve.machine.node import QUIET, OwnNode
 from harvester.serve.machine.nodes import check_ports, session_logs, token_warning
 from harvester.serve.machine.port import check_port
-from harvester.serve.machine.room import shortage
+from harvester.serve.machine.room import left_asleep, shortage
 from harvester.serve.reach import Reach, host_here
 
 if TYPE_CHECKING:
@@ -152,7 +152,8 @@ class Cluster:
     def _deploy_apps(self, tell: Callable[[str, str], None]) -> None:
         self._folder.scale.unlink(missing_ok=True)  # this deployment starts with the configured numbers of replicas
         given, deployment = self._config, self._deployment
-        apps = [self._chat_target(None), *(self._chat_target(name) for name in given.models)]
+        late = left_asleep(given, cpu=deployment.cpu)
+        apps = [self._chat_target(None), *(self._chat_target(name, is_late=name in late) for name in given.models)]
         told = (given, deployment.choice, deployment.folder.root, self._ledger)
         jobs = jobs_app(*told, deployment.url, deployment.further, cpu=deployment.cpu, pid=deployment.pid)
         beside = {JOBS_APP: jobs} | openai_apps(*told)
@@ -162,6 +163,8 @@ class Cluster:
         asks_no_token = token_warning(given.address, head_node()) if given.address is not None else None
         for warning in filter(None, (asks_no_token, shortage(given, cpu=deployment.cpu))):
             tell("warning", warning)
+        for name in late:
+            tell("warning", f"{name} starts without a replica, as all GPUs are taken: its next chat or job loads it once one is free")
 
     def _wait_reachable(self, stop: threading.Event, tell: Callable[[str, str], None], look: Callable[[], None]) -> None:
         given = self._config
@@ -176,11 +179,12 @@ class Cluster:
             for late in wait_elsewhere(serve.status().proxies, given.port, paths, stop.is_set):
                 tell("warning", f"port {given.port} of {late} does not lead to every application yet; see logs/ray in the state folder")
 
-    def _chat_target(self, model: str | None) -> serve.RunTarget:
-        """The application of a further model, or the first."""
+    def _chat_target(self, model: str | None, *, is_late: bool = False) -> serve.RunTarget:
+        """The application of a further model, or the first (None). ``is_late``: it starts without a replica."""
         given, choice = self._config.of(model), self._deployment.choice if model is None else self._deployment.further[model]
+        app = self._chat_app(given, choice, self._folder.root, self._ledger)
         return self._target(
-            self._chat_app(given, choice, self._folder.root, self._ledger),
+            asleep(app) if is_late else app,
             chat_app_of(model),
             "/" if model is None else prefix_of(model),
             external_scaler_enabled=given.replicas.is_fixed,

@@ -10,6 +10,7 @@ import threading
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +20,7 @@ import pytest
 from harvester.config import ServeConfig
 from harvester.engine.launch.models import ModelChoice
 from harvester.errors import EngineError
+from harvester.model_config import ModelConfig, ReplicasConfig
 from harvester.ports import free_port
 from harvester.serve.session import Deployment
 from jobs.storage.folder import StateFolder
@@ -402,6 +404,22 @@ def test_a_joined_cluster_returns_to_the_configured_numbers_of_replicas(
     joined._found = found
     deployed(joined, monkeypatch, asked.append)
     assert len(asked) == 1
+
+
+def test_a_model_that_no_gpu_is_left_for_starts_without_a_replica(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    turns = ModelConfig(replicas=ReplicasConfig(min=0, max=1))
+    config = ServeConfig(ingress="proxy", models={"a": turns, "b": turns})
+    deployment = Deployment(config, StateFolder(tmp_path), CHOICE, {"a": CHOICE, "b": CHOICE}, "http://x", "mark", False, 1, None)
+    apps: dict[str, Any] = {}
+    played = SimpleNamespace(run_many=lambda *given, **more: None, RunTarget=lambda app, name, **more: apps.update({name: app}))
+    monkeypatch.setattr(cluster, "serve", played)
+    monkeypatch.setattr("ray.cluster_resources", lambda: {"CPU": 8.0, "GPU": 2.0})
+    told: list[str] = []
+    own = cluster.Cluster(deployment, partial(replica_app, cpu=False), threading.Event())
+    own._deploy_apps(lambda kind, what: told.append(what))
+    ranges = {name: apps[f"model-{name}"]._bound_deployment._deployment_config.autoscaling_config for name in config.models}
+    assert {name: one.initial_replicas for name, one in ranges.items()} == {"a": 1, "b": 0}
+    assert told == ["b starts without a replica, as all GPUs are taken: its next chat or job loads it once one is free"]
 
 
 HEAD = "10.0.0.1:6379"

@@ -61,6 +61,30 @@ def test_a_cluster_of_our_own_without_enough_gpus_is_refused(
         room.shortage(config, cpu=False)
 
 
+TURNS = {"min": 0, "max": 1}
+
+
+@pytest.mark.parametrize(
+    ("given", "late"),
+    [
+        ({"models": {"a": {"replicas": TURNS}, "b": {"replicas": TURNS}}}, ["b"]),
+        ({"models": {"a": {"replicas": TURNS, "num_gpus": 0.5}, "b": {"replicas": TURNS, "num_gpus": 0.5}}}, []),
+        ({"models": {"a": {"replicas": TURNS, "num_gpus": 2}, "b": {"replicas": TURNS}}}, ["a"]),
+        ({"replicas": 2, "models": {"a": {"replicas": TURNS}}}, ["a"]),
+        ({"replicas": {"min": 1, "max": 2}, "models": {"a": {"replicas": TURNS}, "b": {}}}, ["a"]),
+        ({"address": "auto", "models": {"a": {"replicas": TURNS}, "b": {"replicas": TURNS}}}, []),
+    ],
+    ids=["more than GPUs", "two on a GPU", "one that fits after one that does not", "all taken", "a fixed one first", "a joined cluster"],
+)
+def test_models_that_may_sleep_start_without_a_replica_where_no_gpu_is_left(
+    monkeypatch: pytest.MonkeyPatch, given: dict[str, object], late: list[str]
+) -> None:
+    monkeypatch.setattr("ray.cluster_resources", lambda: MACHINE)
+    config = ServeConfig.model_validate(given)
+    assert room.left_asleep(config, cpu=False) == late
+    assert room.left_asleep(config, cpu=True) == []
+
+
 def test_ray_counts_enough_cpus_on_a_cluster_of_our_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     given = {"replicas": {"min": 1, "max": 3}, "num_cpus": 2.5, "models": {"second": {"replicas": 2}}}

@@ -16,6 +16,7 @@ with warnings.catch_warnings():
     from harvester.serve.deployments.jobs_app import jobs_app
     from harvester.serve.deployments.openai_app import openai_apps
     from harvester.serve.deployments.replica import replica_app
+    from harvester.serve.deployments.seam import asleep
 
 CHOICE = ModelChoice("/models/tiny", "tiny", None, embedded=False)
 STATE = Path("/state")
@@ -81,3 +82,12 @@ def digests(**values: Any) -> dict[str, str]:
 def given(app: Any) -> tuple[Any, ...]:
     """The arguments of its constructor."""
     return tuple(app._bound_deployment._replica_config.init_args)
+
+
+def test_a_model_that_starts_without_a_replica_has_the_version_of_one_that_sleeps() -> None:
+    app: Any = replica_app(parse_config({"replicas": {"min": 0, "max": 4}}, "test"), CHOICE, STATE, "ledger", cpu=True)
+    late: Any = asleep(app)
+    configs = [one._bound_deployment._deployment_config.autoscaling_config for one in (app, late)]
+    assert [one.initial_replicas for one in configs] == [1, 0]
+    assert configs[0].model_copy(update={"initial_replicas": 0}) == configs[1]
+    assert (late._bound_deployment.version, given(late)) == (app._bound_deployment.version, given(app))

@@ -69,3 +69,10 @@ def next_attempt(application: serve.Application, app: str, *, has_failed: bool) 
         return application
     version = attempt_at(deployment.version, deployed, has_failed=has_failed)
     return serve.Application(deployment.options(_internal=True, version=version))
+
+
+def asleep(application: serve.Application) -> serve.Application:
+    """``application``, made by `bound` with a range from 0, to be deployed without a replica."""
+    deployment: Any = application._bound_deployment
+    ranged = deployment._deployment_config.autoscaling_config.model_copy(update={"initial_replicas": 0})
+    return serve.Application(deployment.options(_internal=True, autoscaling_config=ranged))

@@ -45,6 +45,24 @@ def shortage(config: ServeConfig, *, cpu: bool) -> str | None:
     )
 
 
+def left_asleep(config: ServeConfig, *, cpu: bool) -> list[str]:
+    """Further models that start without a replica: they may sleep, and our own cluster has no GPUs left for theirs.
+
+    Those that come first in the configuration get one. In a joined cluster all do: it may grow.
+    """
+    sleeping = {name: gpus_of_replica(one) for name in config.models if (one := config.of(name)).replicas.sleeps}
+    if cpu or config.address is not None or not sleeping:
+        return []
+    left = ray.cluster_resources().get("GPU", 0.0) - sum(one.replicas.min * gpus_of_replica(one) for one in _models(config))
+    found = []
+    for name, gpus in sleeping.items():
+        if gpus > left + 1e-9:
+            found.append(name)
+        else:
+            left -= gpus
+    return found
+
+
 def _require_gpus(wanted: float, found: float) -> None:
     if wanted > found:
         raise ConfigError(
