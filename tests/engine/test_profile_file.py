@@ -109,13 +109,13 @@ def test_a_folder_that_does_not_answer_holds_up_no_step(world: World, tmp_path: 
     os.mkfifo(pipe)
     world.shared[Field.SAVE_PROFILE] = 1
     for number in range(1, 40):
-        world.report.learnt(profile, Step(number, None, 1, False, 0.0, 0.0), LengthPredictor())
+        world.report.learnt(profile, Step(number, None, 1, False, 0.0, 0.0), LengthPredictor(), 1.0)
         profile.model.observe(StepLoad.decode(200), 0.02)
     assert profile.is_saving
     assert world.shared[Field.SAVED_PROFILE] == 0
     assert json.loads(pipe.read_text())["steps"] == 1, "the model as it was when the save began"
     until_written(profile)
-    world.report.learnt(profile, Step(40, None, 1, False, 0.0, 0.0), LengthPredictor())
+    world.report.learnt(profile, Step(40, None, 1, False, 0.0, 0.0), LengthPredictor(), 1.0)
     assert world.shared[Field.SAVED_PROFILE] == 1
     assert path.exists()
 

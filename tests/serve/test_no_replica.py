@@ -90,7 +90,9 @@ async def test_what_needs_a_replica_is_answered_with_503_while_there_is_none(
 @pytest.mark.usefixtures("fault")
 async def test_a_joined_cluster_s_ingress_is_told_of_a_model_that_never_sleeps_that_no_replica_answers(tmp_path: Path) -> None:
     """The ingress sends it there for every model, see `harvester.serve.environment.joined_variables`."""
-    app = await JobsApp(ServeConfig(), CHOICE, str(tmp_path), "ledger", "http://127.0.0.1:8000", True, 1).__serve_build_asgi_app__()
+    app = await JobsApp(
+        ServeConfig(), CHOICE, str(tmp_path), "ledger", "http://127.0.0.1:8000", True, DIGESTS, 1
+    ).__serve_build_asgi_app__()
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as http:
         answers = [await http.get("/asleep/health"), await http.post("/asleep/v1/chat/completions", json={})]
     for answer in answers:

@@ -128,9 +128,9 @@ def jobs_api(
     add_rows(app, ledger, planner.folder)
     uploads = add_uploads(app, ledger, planner.folder, planner.min_free_bytes)
     planning = Planning()
-    add_submit(app, ledger, planner, server_info, uploads, planning, wake)
+    add_submit(app, ledger, planner, server_info, uploads, planning, sleepers)
     _add_jobs(app, ledger, planner)
-    add_plan(app, ledger, planner, server_info, uploads, planning, wake)
+    add_plan(app, ledger, planner, server_info, uploads, planning, sleepers)
     add_sql(app, ledger, planner.folder, queries or QueryPool(), planner.min_free_bytes)
     add_assets(app)
     if sleepers is not None:

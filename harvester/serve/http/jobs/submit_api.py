@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from harvester.errors import HarvesterError, NotFoundError
 from harvester.serve.access.who import Who
-from harvester.serve.http.asleep import Wake
+from harvester.serve.http.asleep import Sleepers
 from harvester.serve.http.contract import refusal
 from harvester.serve.http.disconnects import despite_disconnect
 from harvester.serve.http.jobs.plan_api import told_abilities
@@ -51,12 +51,12 @@ def add_submit(
     server_info: Callable[[], Awaitable[dict[str, Any]]],
     uploads: Uploads,
     planning: Planning,
-    wake: Wake | None = None,
+    sleepers: Sleepers | None = None,
 ) -> None:
     @app.post("/jobs", status_code=201, responses=_ANSWERS)
     async def submit(request: JobRequest, sent: Request, response: Response, who: Who) -> Submitted:
         info = await server_info()
-        able = told_abilities(info, request.model, wake)
+        able = told_abilities(info, request.model, sleepers)
         is_user = await is_user_of(sent, planner.folder)
         request, rules = await uploads.resolved(request, who)
         work = partial(planner.plan, request, able, who.name, who.limits, is_user=is_user and rules is None, uploaded=rules)
