@@ -197,7 +197,8 @@ class Brain:
         waiting = self._adapters.placed(order.rows, view)
         shown = self._step_view(view, ranks)
         lacks = owed(order.late(), view, order.known, lambda one: admission.holds(one, view.blocks_of))
-        lacks = [lack for lack in lacks if first_rows(waiting, lack.job, 1)]
+        if view.adapters is not None:
+            lacks = [lack for lack in lacks if first_rows(waiting, lack.job, 1)]
         held_up: tuple[Rows, Owed] | None = None
         for lack in in_turn(lacks, view, batch, waiting, admission.blocks)[:MAX_TRIED]:
             first = first_rows(waiting, lack.job, min(lack.slots, view.max_seqs - view.loading - len(view.running)))
