@@ -45,7 +45,8 @@ class SloConfig(Section):
     max_slowdown: float = Field(
         default=1.25,
         gt=1.0,
-        description="Where no SLO is given: a first token, or a gap between tokens, takes at most so many times as long as without jobs.",
+        description="Where no SLO is given: a first token, and the mean gap between tokens, takes at most so many times as long as without "
+        "jobs. A single gap takes up to 0.3 of its time more, where work would else stand still.",
     )
     classes: dict[str, Objective] = Field(
         default_factory=dict, description="SLO by class; a request names its class as `slo_class` in `vllm_xargs`."
