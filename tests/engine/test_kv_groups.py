@@ -163,7 +163,7 @@ def test_the_reserve_learns_what_chats_take_beside_a_prompt_that_they_share_stat
     brain, blocks = drive.scheduler._brain, drive.scheduler._kv.admitted(6000)
     cached = 3  # states at the end of the shared beginning, which nobody holds any more
     assert (blocks, taken) == (12 + 3 * (1 + drafts), 2 + cached + 3 * (1 + drafts))
-    assert brain._chat_own * blocks == pytest.approx(taken, abs=0.01)
+    assert brain._shares.chat_own * blocks == pytest.approx(taken, abs=0.01)
 
 
 def test_a_cached_state_that_nobody_holds_is_counted_beside_those_of_the_chat() -> None:
