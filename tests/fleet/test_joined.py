@@ -255,6 +255,9 @@ def test_a_chat_at_a_machine_with_a_replica_of_another_model_wakes_one_that_slee
         machine = next(one for one in fleet.machines[1:] if one.name in own.where("replica"))
         url = f"http://{machine.address}:{own.port}/models/small"
         wait_until(lambda: httpx.get(f"{url}/health", timeout=60).json() == {"status": "asleep"}, "it to sleep there")
+        woken = httpx.post(f"{url}/v1/chat/completions", json={}, timeout=60)
+        assert (woken.status_code, woken.json()["error"]["code"]) == (503, "no_replica")
+        assert "it is being loaded now" in woken.json()["error"]["message"]
         wait_until(lambda: whole([Stream(url, SHORT)]) == [True], "it to be loaded")
 
 

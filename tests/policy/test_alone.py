@@ -15,6 +15,8 @@ from harvester.policy.step.batch import batch_of
 from harvester.policy.step.plan import plan_step
 from harvester.policy.step.preempt import PLANNED_SLOWDOWN
 from harvester.policy.step.slo import online_work
+from harvester.policy.step.view import StepPlan, StepView
+from harvester.policy.view import Running
 from tests.policy.asked import LIMITS, MODEL, chat, planned_load, prompt, row, slo, view
 
 INF = float("inf")
@@ -72,6 +74,16 @@ def test_one_that_was_aborted_is_awaited_no_more() -> None:
     assert account.debt_s(10.1) == 0.0
 
 
+def test_a_share_that_steps_did_not_use_is_saved_and_one_that_they_exceeded_is_owed_up_to_a_bound() -> None:
+    account, found = ChatAlone(1.25, planned=0.8), []
+    for seconds in (0.1, 0.1, 0.145, 0.2, 0.2, 0.1):
+        account.ran(seconds, 0.1, [], 1, 1.0)
+        found.append(account.saved_s)
+    assert found == pytest.approx([0.02, 0.03, 0.005, -0.03, -0.03, -0.01])
+    account.ran(0.1, 0.0, [], 0, 2.0)
+    assert account.saved_s == 0.0, "a step without chat ends what was saved"
+
+
 @given(st.lists(st.tuples(st.floats(0.001, 1.0), st.floats(0.0, 1.0)), min_size=1, max_size=20))
 def test_without_jobs_nobody_would_have_waited_longer(steps: list[tuple[float, float]]) -> None:
     account, now_s = ChatAlone(), 0.0
@@ -88,14 +100,19 @@ def test_without_jobs_nobody_would_have_waited_longer(steps: list[tuple[float, f
 # -- steps beside chat that is promised no number ------------------------------------------------------------------------------------
 
 
-def grown(*online: object, **fields: object) -> tuple[float, float]:
-    """Seconds of the step with batch work, and of its online work alone. The model has seen such steps of chat alone."""
-    seen, model = view(*online, *[row()] * 60, row(2000), **fields), deepcopy(MODEL)  # type: ignore[arg-type]
-    alone = online_work(seen, batch_of(seen.running), AUTO, MODEL).load
+def planned(seen: StepView) -> tuple[StepPlan, float]:
+    """The plan of the step, and seconds of its online work alone. The model has seen such steps of chat alone."""
+    model, alone = deepcopy(MODEL), online_work(seen, batch_of(seen.running), AUTO, MODEL).load
     for _ in range(LatencyModel.KIND_STEPS):
         model.observe(alone, MODEL.predict(alone))
-    plan = plan_step(seen, AUTO, slo(model))
-    return MODEL.predict(planned_load(seen, plan)), MODEL.predict(alone)
+    return plan_step(seen, AUTO, slo(model)), MODEL.predict(alone)
+
+
+def grown(*online: object, **fields: object) -> tuple[float, float]:
+    """Seconds of the step with batch work, and of its online work alone."""
+    seen = view(*online, *[row()] * 60, row(2000), **fields)  # type: ignore[arg-type]
+    plan, alone_s = planned(seen)
+    return MODEL.predict(planned_load(seen, plan)), alone_s
 
 
 @pytest.mark.parametrize("model", [LatencyModel(), MODEL], ids=["not ready", "of other steps"])
@@ -129,3 +146,23 @@ def test_a_prompt_that_waits_without_an_slo_binds_the_step_too() -> None:
     waits = {"online_waiting": 1, "waiting_tokens": 400, "waiting_due_s": INF, "waiting_unpromised": True}
     seconds, alone_s = grown(*[chat(10.0)] * 8, **waits)
     assert seconds <= alone_s * (1 + 0.25 * PLANNED_SLOWDOWN) * 1.0001
+
+
+@pytest.mark.parametrize(
+    ("online", "context", "saved", "runs"),
+    [
+        pytest.param(chat(INF), 12_000, 0.0, False, id="nothing saved"),
+        pytest.param(chat(INF), 12_000, 0.2, False, id="too little saved"),
+        pytest.param(chat(INF), 12_000, 0.3, True, id="enough saved"),
+        pytest.param(chat(INF), 12_000, 9.0, True, id="by longer steps"),
+        pytest.param(chat(INF), 40_000, 9.0, False, id="more than half a step"),
+        pytest.param(prompt(8, INF), 100_000, 0.3, False, id="a first token is awaited"),
+    ],
+)
+def test_a_row_that_fits_in_no_step_beside_chat_runs_by_what_the_steps_before_have_saved(
+    online: Running, context: int, saved: float, runs: bool
+) -> None:
+    """``saved``: in times of the step's time alone. A row with a context of 4,000 tokens would fit by itself."""
+    _, alone_s = planned(view(online))
+    plan, _ = planned(view(online, row(context=context), saved_s=saved * alone_s))
+    assert (1 in plan.run, 1 in plan.pause) == (runs, not runs)

@@ -33,7 +33,7 @@ class AdapterTurns:
     """Which waiting rows find a place for their adapter, and which adapter has to give up its place.
 
     A row that finds none is passed over, and those behind it are admitted. So that it does not wait for ever, the adapter that has had its
-    place for longest gives it up after `TURN`: its rows behind such a row are passed over too, until the last of them that runs has ended.
+    place for longest gives it up after `TURN`. Its rows behind such a row are then passed over too, until its last running row has ended.
     Rows that come before it in the order were served less: they are still admitted. An adapter that chats use keeps its place.
     """
 

@@ -30,8 +30,8 @@ class Arrival:
 
     ``prompt_s``: P99 time of a step that computes its whole prompt. ``waited_s``: since it reached the server.
     ``max_ttft_delay_fraction``: share of ``ttft_slo_s`` that it may wait for steps of offline work.
-    ``step_s``: fixed cost of a step, without its tokens. ``max_slowdown``: bound without a TTFT SLO: its wait for offline work plus its own
-    step may take so many times as long as that step, which is expected to take ``alone_s``: without what is found in the prefix cache.
+    ``step_s``: fixed cost of a step, without its tokens. ``max_slowdown``: bound without a TTFT SLO. Its wait for offline work plus its own
+    step may take so many times ``alone_s``: the expected time of that step, without what is found in the prefix cache.
     """
 
     prompt_s: float
